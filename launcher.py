@@ -7,6 +7,7 @@ the process that has it, before anything is loaded.
 
 import asyncio
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,7 @@ from processes.addresses import (
 )
 from processes.child import Child, ChildFailed
 from processes.config_file import with_config_file
-from processes.deployment import SPIN, Deployment, Node, num_shards
+from processes.deployment import SPIN, Deployment, Node, num_shards, visible_gpus
 from processes.fetching import fetch_tokenizer
 from processes.host import describe
 from processes.logs import Console
@@ -70,6 +71,10 @@ _DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 _API_KEY = "API_KEY"
 _ADMIN_API_KEY = "ADMIN_API_KEY"
+# What launched replicas and their front have in common.
+_FRONT_SECRET = "FRONT_SECRET"
+_SECRET_BYTES = 24
+_OF_REPLICAS = ("replicas", "replica")
 # torchrun's.
 _MASTER_PORT = 29500
 _MAX_PORT = 65535
@@ -392,14 +397,14 @@ def _room_for_adapters(router: RouterConfig) -> dict[str, str]:
 
 
 def _secrets(router: RouterConfig) -> dict[str, str]:
-    secrets = {_API_KEY: ",".join(router.api_key), _ADMIN_API_KEY: router.admin_api_key}
-    return {name: value for name, value in secrets.items() if value}
+    keys = {_API_KEY: ",".join(router.api_key), _ADMIN_API_KEY: router.admin_api_key}
+    return {name: value for name, value in keys.items() if value}
 
 
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
     """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
-    secrets = (_API_KEY, _ADMIN_API_KEY)
-    shared = {name: value for name, value in environ.items() if name not in secrets}
+    for_router = (_API_KEY, _ADMIN_API_KEY)
+    shared = {name: value for name, value in environ.items() if name not in for_router}
     # `python -m router` is ours, whatever router.py the folder has in which somebody starts us.
     shared.setdefault("PYTHONSAFEPATH", "1")
     # Its notes on forks and the like do not concern whoever serves a model.
@@ -425,6 +430,15 @@ _OF_ONE_MODEL = {
 }
 
 
+_OF_ONE_REPLICA = {
+    "api_key_file": "its shares and limits are those of one server; use --api-key",
+    "shard_uds_path": "each replica has sockets of its own",
+    "master_port": "each replica takes a free port of its own",
+    "sharded": "with replicas --num-shard says how many GPUs each has",
+    "nnodes": "machines share the ranks of one replica; start each so, and name it by --replica",
+}
+
+
 def fleet_argv(
     models: Sequence[str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[str]:
@@ -433,13 +447,52 @@ def fleet_argv(
 
     Raises BadConfig for a setting that only one model can have.
     """
+    _refuse(_OF_ONE_MODEL, by_flag, environ)
+    return _front_argv(models, by_flag)
+
+
+def replicas_argv(
+    config: LaunchConfig,
+    fleet: FleetConfig,
+    models: Sequence[str],
+    by_flag: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> list[str]:
+    """The command of the front of a model's replicas, as that of several models.
+
+    Raises BadConfig for a setting that only one server can have, and too few GPUs.
+    """
+    _refuse(_OF_ONE_REPLICA, by_flag, environ)
+    if fleet.replicas is None:
+        return _front_argv((), by_flag)
+    num_shard = config.num_shard or 1
+    gpus = [] if by_flag.get("device", "auto").lower() == "cpu" else visible_gpus(environ)
+    num_wanted = fleet.replicas * num_shard
+    if gpus and len(gpus) < num_wanted:
+        raise BadConfig(
+            f"--replicas {fleet.replicas}: with --num-shard {num_shard} they need {num_wanted} GPUs"
+            f" of their own, and {len(gpus)} are visible"
+        )
+    of_gpus = [f"--replica-gpus={gpu}" for gpu in gpus]
+    return _front_argv(models, by_flag, [*of_gpus, f"--replica-shards={num_shard}"])
+
+
+def _refuse(
+    reasons: Mapping[str, str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Raises BadConfig for a setting that is given and has a reason here why it cannot be."""
     for each in serve_settings():
         source, value = next(sources_of(each, by_flag, environ), ("", ""))
-        if each.name in _OF_ONE_MODEL and value not in ("", "false"):
+        if each.name in reasons and value not in ("", "false"):
             text = ",".join(value) if isinstance(value, list) else value
             shown = source if text == "true" else f"{source} {text}"
-            raise BadConfig(f"{shown}: {_OF_ONE_MODEL[each.name]}")
-    argv = [sys.executable, "-m", "fleet", *flags_of(fields(FleetConfig), by_flag)]
+            raise BadConfig(f"{shown}: {reasons[each.name]}")
+
+
+def _front_argv(
+    models: Sequence[str], by_flag: Mapping[str, Any], own: Sequence[str] = ()
+) -> list[str]:
+    argv = [sys.executable, "-m", "fleet", *flags_of(fields(FleetConfig), by_flag), *own]
     argv += [f"--model={model}" for model in models]
     if "parent_pid" in by_flag:
         argv.append(f"--parent-pid={by_flag['parent_pid']}")
@@ -532,8 +585,15 @@ def serve(context: typer.Context) -> None:
         typer.echo(describe(), err=True)
     hub_cache = config.weights_cache_override or config.huggingface_hub_cache
     environ = children_environ(os.environ, hub_cache)
-    several = {"model": models} if len(models) > 1 or models == [AUTO] else {}
-    fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
+    is_front = len(models) > 1 or models == [AUTO] or not by_flag.keys().isdisjoint(_OF_REPLICAS)
+    of_front = {"model": models} if is_front and models else {}
+    fleet = read_settings(FleetConfig, {**by_flag, **of_front}, os.environ)
+    if fleet.replica:
+        if config.dry_run:
+            raise BadConfig("--dry-run: a front alone has no model that could be checked")
+        argv = replicas_argv(config, fleet, models, by_flag, os.environ)
+        of_front_alone = read_settings(RouterConfig, by_flag, os.environ)
+        os.execve(argv[0], argv, {**environ, **_secrets(of_front_alone)})
     if fleet.model and config.nnodes > 1:
         raise BadConfig(f"--nnodes {config.nnodes}: machines share the ranks of one model")
     with socket_folder() as folder:
@@ -552,14 +612,18 @@ def serve(context: typer.Context) -> None:
             ]
             router = read_settings(RouterConfig, by_flag, os.environ)
             raise typer.Exit(_dry_run([deployment, *others], router.batch_size, environ))
-        if not fleet.model:
+        if not is_front:
             raise typer.Exit(asyncio.run(_supervise(deployment, environ)))
     if fleet.takes_any and fleet.hub_models and deployment.trusts_code:
         raise BadConfig(
             "--trust-remote-code with auto: whoever asks would choose what code runs here; "
             "name the models, or add --no-hub-models"
         )
-    argv = fleet_argv(models, by_flag, os.environ)
+    if fleet.replicas:
+        argv = replicas_argv(config, fleet, models, by_flag, os.environ)
+        environ.setdefault(_FRONT_SECRET, secrets.token_urlsafe(_SECRET_BYTES))
+    else:
+        argv = fleet_argv(models, by_flag, os.environ)
     # Nothing is to be watched but the front, so no process stays to watch it.
     os.execve(argv[0], argv, deployment.router_environ(environ))
 

@@ -4,11 +4,14 @@ HttpError
  +-- FleetError
       +-- NoModelNamed     the request names no model, and there is no default
       +-- UnknownModel     no such model, or none that may be loaded; says why
+      +-- TooManyMoves     as many servers ended as it was asked of
       +-- NotNow           a valid request at a bad moment; `retry_after_s`
            +-- LoadFailed      the model could not be loaded lately; says why
            +-- StillLoading    it is being loaded, for longer than the request may wait
            +-- NoRoom          other models are busy, for longer than the request may wait
            +-- ServerGone      its server stopped before it answered
+           |    +-- NotReached     there was no connection to it, so nothing was asked
+           +-- NoReplica       no replica takes requests
            +-- ShuttingDown    no new requests are accepted
 ResponseCut               the response of a model's server ended before it was complete
 DidNotStart               a model's server ended, or was cancelled, before it was ready; says why
@@ -36,6 +39,14 @@ class UnknownModel(FleetError):
     def __init__(self, name: str, reason: str) -> None:
         message = f"the model {name[:200]!r} does not exist: {reason}"
         super().__init__(404, "model_not_found", message, field="model")
+
+
+class TooManyMoves(FleetError):
+    """Each replica that had the request ended before its answer was complete."""
+
+    def __init__(self, num_replicas: int) -> None:
+        message = f"{num_replicas} replicas ended while they had this request; it goes to no other"
+        super().__init__(502, "replicas_gone", message)
 
 
 class NotNow(FleetError):
@@ -70,6 +81,16 @@ class ServerGone(NotNow):
     """The model's server stopped before it answered."""
 
     TYPE = "model_server_gone"
+
+
+class NotReached(ServerGone):
+    """There was no connection to the server."""
+
+
+class NoReplica(NotNow):
+    """No replica of the model takes requests, or none that could go on with this one."""
+
+    TYPE = "no_replica"
 
 
 class ShuttingDown(NotNow):

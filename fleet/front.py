@@ -195,7 +195,7 @@ class FrontRoutes:
     async def _merged_metrics(self, request: Request) -> Response:
         answers = await self._get_all("/metrics")
         pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
-        text = merge(self._metrics.exposition().decode(), pages)
+        text = merge(self._metrics.exposition().decode(), pages, "model")
         return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
 
     async def _get_all(self, path: str) -> dict[str, tuple[int, bytes]]:
@@ -213,7 +213,7 @@ class FrontRoutes:
             async with asyncio.timeout(_SERVER_TIMEOUT_S):
                 response = await send_request(socket, "GET", path.encode(), self._headers)
                 try:
-                    return response.status, b"".join([chunk async for chunk in response.chunks()])
+                    return response.status, await response.read()
                 finally:
                     response.close()
         except (FleetError, TimeoutError) as error:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fleet.replicas import PickKind
 from processes.instruments import Counter, Gauge, Histogram
 from router.http.server.protocol import CUT_CAUSES
 
@@ -23,6 +24,8 @@ REFUSALS = (
     "model_loading",
     "overloaded",
     "model_server_gone",
+    "no_replica",
+    "replicas_gone",
     "draining",
     "invalid_api_key",
 )
@@ -61,6 +64,23 @@ class FleetMetrics(Collector):
         )
         self.waiting = Gauge("tandem_fleet_waiting", "Requests that wait for their model")
         self.sockets = Gauge("tandem_fleet_sockets", "Open LMTP sockets")
+        self.ready_replicas = Gauge("tandem_fleet_ready_replicas", "Replicas that take requests")
+        self.picks = Counter(
+            "tandem_fleet_picks",
+            "Replicas that were picked for a request: they were sent its beginning, the ring has "
+            "it there, or they had the least to do",
+            "kind",
+            tuple(PickKind),
+        )
+        self.ejections = Counter(
+            "tandem_fleet_ejections", "How often a replica stopped taking requests", "replica"
+        )
+        self.moves = Counter(
+            "tandem_fleet_moves",
+            "Requests that went on at another replica: in their stream, or whole",
+            "kind",
+            ("stream", "whole"),
+        )
         self.connections_cut = Counter(
             "tandem_fleet_connections_cut",
             "Connections that were cut because their client was too slow, by what it was slow at",
@@ -90,15 +110,15 @@ class FleetMetrics(Collector):
         return generate_latest(self._registry)
 
 
-def merge(front_page: str, pages: Mapping[str, str]) -> str:
-    """The front's page and the pages of servers, by model, in Prometheus' text format.
+def merge(front_page: str, pages: Mapping[str, str], label: str) -> str:
+    """The front's page and the pages of servers, by name, in Prometheus' text format.
 
-    Every sample of a server gets the label `model`. Samples of one family stand together below its
-    HELP and TYPE.
+    Every sample of a server gets its name as this label. Samples of one family stand together
+    below its HELP and TYPE.
     """
     families: dict[str, list[str]] = {}
     heads: dict[str, dict[str, str]] = {}
-    for model, page in pages.items():
+    for server, page in pages.items():
         family = ""
         for line in page.split("\n"):
             if line.startswith("#"):
@@ -107,14 +127,14 @@ def merge(front_page: str, pages: Mapping[str, str]) -> str:
             elif sample := _SAMPLE.fullmatch(line):
                 if sample["name"] not in (family + suffix for suffix in _SUFFIXES):
                     family = sample["name"]
-                families.setdefault(family, []).append(_with_model(sample, model))
+                families.setdefault(family, []).append(_labelled(sample, label, server))
     lines = [front_page.rstrip("\n")]
     for family, samples in families.items():
         lines += [*heads.get(family, {}).values(), *samples]
     return "\n".join(lines) + "\n"
 
 
-def _with_model(sample: "re.Match[str]", model: str) -> str:
-    escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    labels = f'model="{escaped}"' + (f",{sample['labels']}" if sample["labels"] else "")
+def _labelled(sample: "re.Match[str]", label: str, value: str) -> str:
+    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    labels = f'{label}="{escaped}"' + (f",{sample['labels']}" if sample["labels"] else "")
     return f"{sample['name']}{{{labels}}}{sample['rest']}"

@@ -116,6 +116,9 @@ class ModelManager:
             _logger.error("the server of %s does not answer", name)
             self._start_unload(name, "died")
 
+    async def start(self) -> None:
+        """Nothing is loaded before a request asks for it."""
+
     async def drain(self) -> None:
         """Accept no new requests, and stop every server after its running ones."""
         self._is_draining = True

@@ -22,14 +22,14 @@ from processes.logs import Console
 
 _POLL_S = 0.05
 # Beyond the graceful timeout, for a server to end its own children.
-_STOP_SLACK_S = 30.0
+STOP_SLACK_S = 30.0
 _FAILED_STOP_S = 5.0
 _MAX_REASON_LEN = 500
 # In front of the lines of other processes that an error quotes.
 _INDENT = "    "
 _PROCESS_NAME = re.compile(r"\S+( \d+)? \| ")
 # Environment variables of the front alone; servers get flags for them.
-_FRONT_VARIABLES = frozenset(
+FRONT_VARIABLES = frozenset(
     {
         "PORT",
         "AIP_HTTP_PORT",
@@ -145,7 +145,7 @@ class LaunchedServers:
         self._rules = rules
         self._is_cached = is_cached
         self._environ = {
-            name: value for name, value in environ.items() if name not in _FRONT_VARIABLES
+            name: value for name, value in environ.items() if name not in FRONT_VARIABLES
         }
         self._console = console
         self._num_started = 0
@@ -159,7 +159,7 @@ class LaunchedServers:
         child = await self._start_child(model.name, self._rules.download_argv(model))
         try:
             if await child.wait():
-                raise _did_not_start(child, model)
+                raise DidNotStart(exit_reason(child).replace(model.source, model.name))
         finally:
             await child.stop(_FAILED_STOP_S)
 
@@ -167,28 +167,41 @@ class LaunchedServers:
         """A server that answers GET /health/ready. Raises DidNotStart."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
-        child = await self._start_child(model.name, self._rules.argv(model, socket, num_others))
+        argv = self._rules.argv(model, socket, num_others)
+        child = await self._start_child(model.name, argv)
+        stop_timeout_s = self._rules.graceful_timeout_s + STOP_SLACK_S
         try:
-            while not await answers_health("", 0, uds=socket):
-                if child.returncode is not None:
-                    await child.wait()
-                    raise _did_not_start(child, model)
-                await asyncio.sleep(_POLL_S)
-        except BaseException:
-            await child.stop(_FAILED_STOP_S)
-            raise
-        return LaunchedServer(child, socket, self._rules.graceful_timeout_s + _STOP_SLACK_S)
+            return await ready_server(child, socket, stop_timeout_s)
+        except DidNotStart as error:
+            # For clients: they know a model by its name alone.
+            raise DidNotStart(str(error).replace(model.source, model.name)) from error
 
     async def _start_child(self, name: str, argv: Sequence[str]) -> Child:
-        try:
-            return await Child.start(name, argv, self._environ, self._console, own_session=True)
-        except OSError as error:
-            raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
+        return await start_server(name, argv, self._environ, self._console)
 
 
-def _did_not_start(child: Child, model: Model) -> DidNotStart:
-    """Why, for clients: they know a model by its name alone."""
-    return DidNotStart(exit_reason(child).replace(model.source, model.name))
+async def start_server(
+    name: str, argv: Sequence[str], environ: Mapping[str, str], console: Console
+) -> Child:
+    """A process in a session of its own. Raises DidNotStart."""
+    try:
+        return await Child.start(name, argv, environ, console, own_session=True)
+    except OSError as error:
+        raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
+
+
+async def ready_server(child: Child, socket: Path, stop_timeout_s: float) -> LaunchedServer:
+    """The child's server, once it answers GET /health/ready. Raises DidNotStart."""
+    try:
+        while not await answers_health("", 0, uds=socket):
+            if child.returncode is not None:
+                await child.wait()
+                raise DidNotStart(exit_reason(child))
+            await asyncio.sleep(_POLL_S)
+    except BaseException:
+        await child.stop(_FAILED_STOP_S)
+        raise
+    return LaunchedServer(child, socket, stop_timeout_s)
 
 
 def exit_reason(child: Child) -> str:

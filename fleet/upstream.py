@@ -1,4 +1,4 @@
-"""Requests to a model's server over its unix socket, and their streamed responses.
+"""Requests to a model's server, at a unix socket or a host, and their streamed responses.
 
     client's request -> forward -> send_request -> UpstreamResponse -> send_back -> client
 
@@ -10,28 +10,74 @@ cancelled; if the server dies, an event stream ends with an error in the client'
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import httptools
 from starlette.requests import Request
 from starlette.types import Send
 
-from fleet.errors import ResponseCut, ServerGone
+from fleet.errors import FleetError, NotReached, ResponseCut, ServerGone
 from router.http.bodies import end, unless_disconnected, until_disconnected
-from router.http.errors import Dialect, Problem
+from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord
 
 _READ_LEN = 65_536
+_CONNECT_TIMEOUT_S = 2.0
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
 )
 # The front reads bodies whole, handles CORS, and sets a request's id.
-_NOT_FORWARDED = _OF_CONNECTION | {b"content-length", b"expect", b"origin", b"x-request-id"}
+_OF_FRONT = {b"x-tandem-front", b"x-tandem-continue", b"x-tandem-migrate"}
+_NOT_FORWARDED = (
+    _OF_CONNECTION | {b"content-length", b"expect", b"origin", b"x-request-id"} | _OF_FRONT
+)
 _NOT_RETURNED = _OF_CONNECTION | {b"x-request-id", b"date", b"server"}
 _DONE = b"data: [DONE]\n\n"
+_GONE = "the model's server stopped before it answered; it is loaded anew when asked for"
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress:
+    """Where a server listens by TCP; with a `tls_name` by TLS, with a certificate of that name."""
+
+    host: str
+    port: int
+    tls_name: str | None = None
+
+
+# A unix socket's path, or a host.
+Address = Path | HostAddress
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBody:
+    """A request's body that is passed on as it comes, with its length."""
+
+    length: int
+    chunks: AsyncIterable[bytes]
+
+
+async def connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises OSError, also where nobody answers in time."""
+    if isinstance(address, Path):
+        return await asyncio.open_unix_connection(str(address), limit=_READ_LEN)
+    tls = None if address.tls_name is None else client_tls()
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        return await asyncio.open_connection(
+            address.host, address.port, ssl=tls, server_hostname=address.tls_name, limit=_READ_LEN
+        )
+
+
+@cache
+def client_tls() -> ssl.SSLContext:
+    """Trusts whom the system trusts (SSL_CERT_FILE)."""
+    return ssl.create_default_context()
 
 
 class UpstreamResponse:
@@ -92,6 +138,10 @@ class UpstreamResponse:
             else:
                 await self._read()
 
+    async def read(self) -> bytes:
+        """The whole body. Raises ResponseCut."""
+        return b"".join([chunk async for chunk in self.chunks()])
+
     async def _read(self) -> None:
         try:
             data = await self._reader.read(_READ_LEN)
@@ -104,19 +154,25 @@ class UpstreamResponse:
 
 
 async def send_request(
-    socket: Path, method: str, target: bytes, headers: Headers, body: bytes = b""
+    address: Address,
+    method: str,
+    target: bytes,
+    headers: Headers,
+    body: bytes | StreamedBody = b"",
 ) -> UpstreamResponse:
     """Send a request, and return when the response's headers are there.
 
-    `headers` are without those of framing. Raises ServerGone if no response arrives.
+    `headers` are without those of framing. Raises NotReached if there is no connection, and
+    ServerGone if no response arrives.
     """
     try:
-        reader, writer = await asyncio.open_unix_connection(str(socket), limit=_READ_LEN)
+        reader, writer = await connect(address)
     except OSError as error:
-        raise _gone() from error
+        raise NotReached(_GONE) from error
     response = UpstreamResponse(writer, is_bodiless=method == "HEAD")
+    body_len = len(body) if isinstance(body, bytes) else body.length
     try:
-        writer.write(_head(method, target, headers, len(body)))
+        writer.write(_head(method, target, headers, body_len))
         # A server may refuse while the body is still being written.
         sending = asyncio.ensure_future(_write(writer, body))
         try:
@@ -128,17 +184,27 @@ async def send_request(
                 sending.cancel()
     except (ResponseCut, OSError) as error:
         response.close()
-        raise _gone() from error
+        raise ServerGone(_GONE) from error
     except BaseException:
         response.close()
         raise
     return response
 
 
-async def _write(writer: asyncio.StreamWriter, body: bytes) -> None:
+async def _write(writer: asyncio.StreamWriter, body: bytes | StreamedBody) -> None:
     with contextlib.suppress(OSError):
-        writer.write(body)
-        await writer.drain()
+        if isinstance(body, bytes):
+            writer.write(body)
+            await writer.drain()
+            return
+        try:
+            async for chunk in body.chunks:
+                writer.write(chunk)
+                await writer.drain()
+        except HttpError:
+            # The client's fault, for which the server must not wait.
+            writer.transport.abort()
+            raise
 
 
 def _head(method: str, target: bytes, headers: Headers, body_len: int) -> bytes:
@@ -149,24 +215,26 @@ def _head(method: str, target: bytes, headers: Headers, body_len: int) -> bytes:
     return b"\r\n".join([*lines, b"connection: close", b"", b""])
 
 
-def _gone() -> ServerGone:
-    return ServerGone(
-        "the model's server stopped before it answered; it is loaded anew when asked for"
-    )
+async def forward(
+    request: Request, address: Address, body: bytes | StreamedBody, own_headers: Headers = ()
+) -> UpstreamResponse:
+    """The response of the server at `address`, to the request with `own_headers` of the front.
 
-
-async def forward(request: Request, socket: Path, body: bytes) -> UpstreamResponse:
-    """The response of the server at `socket`, with its headers. Raises ServerGone, ClientLeft."""
+    Raises ServerGone, ClientLeft.
+    """
     scope = request.scope
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    headers = _without(scope["headers"], _NOT_FORWARDED)
+    headers = without(scope["headers"], _NOT_FORWARDED)
     headers.append((b"x-request-id", AccessRecord.of(request).request_id.encode()))
     # HTTP/1.0 needs none, but what is sent on is HTTP/1.1.
     if not any(name == b"host" for name, _ in headers):
         headers.append((b"host", b"fleet"))
-    sending = send_request(socket, request.method, target, headers, body)
+    sending = send_request(address, request.method, target, [*headers, *own_headers], body)
+    if not isinstance(body, bytes):
+        # The client's messages are read as its body.
+        return await sending
     return await unless_disconnected(request, sending)
 
 
@@ -174,7 +242,7 @@ async def send_back(request: Request, response: UpstreamResponse, send: Send) ->
     """Send the response as it arrives, until it ends or the client leaves."""
     leaving = asyncio.ensure_future(until_disconnected(request.receive))
     leaving.add_done_callback(lambda _: response.close())
-    headers = _without(response.headers, _NOT_RETURNED)
+    headers = returned(response.headers)
     last = b""
     try:
         start = {"type": "http.response.start", "status": response.status}
@@ -186,27 +254,33 @@ async def send_back(request: Request, response: UpstreamResponse, send: Send) ->
     except ResponseCut as error:
         if not leaving.done():
             AccessRecord.of(request).error_type = "incomplete_generation"
-            if _has_events(headers):
-                await _end_with_error(request, last, error, send)
+            if has_events(headers):
+                gone = ServerGone(f"{error}; the model is loaded anew")
+                await end_with_error(request, last, gone, send)
     finally:
         response.close()
         await end(leaving)
 
 
-async def _end_with_error(request: Request, last: bytes, cut: ResponseCut, send: Send) -> None:
-    """End an event stream; any other response can only be cut off."""
+async def end_with_error(request: Request, last: bytes, error: FleetError, send: Send) -> None:
+    """End an event stream, of which `last` was sent last; other responses can only be cut off."""
     path = request.url.path
     request_id = AccessRecord.of(request).request_id
-    error = ServerGone(f"{cut}; the model is loaded anew")
     event = _error_event(path, Problem.of(error, Dialect.of_path(path), request_id))
     if last and not last.endswith(b"\n\n"):
         event = b"\n\n" + event
     await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-def _without(
+def returned(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Those of a server's response that its client gets."""
+    return without(headers, _NOT_RETURNED)
+
+
+def without(
     headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]
 ) -> list[tuple[bytes, bytes]]:
+    """The headers of other names."""
     return [(name, value) for name, value in headers if name not in names]
 
 
@@ -220,5 +294,6 @@ def _error_event(path: str, problem: Problem) -> bytes:
     return problem.frame() + _DONE
 
 
-def _has_events(headers: Headers) -> bool:
+def has_events(headers: Headers) -> bool:
+    """Whether they are those of an event stream."""
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")

@@ -202,7 +202,22 @@ def num_visible_gpus(environ: Mapping[str, str], *, count_all: bool) -> int:
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         visible = environ.get(name)
         if visible is not None and visible != "all":
-            names = [word.strip() for word in visible.split(",")]
-            return len([word for word in names if word not in ("", "-1", "none", "void")])
+            return len(_named(visible))
         count_all = count_all or visible == "all"
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if count_all else 0
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs that there are for this process, as its children's CUDA_VISIBLE_DEVICES names them.
+
+    NVIDIA_VISIBLE_DEVICES has the names that they have outside of a container.
+    """
+    named = environ.get("CUDA_VISIBLE_DEVICES", "all")
+    if named != "all":
+        return _named(named)
+    return [str(number) for number in range(num_visible_gpus(environ, count_all=True))]
+
+
+def _named(visible: str) -> list[str]:
+    names = [word.strip() for word in visible.split(",")]
+    return [name for name in names if name not in ("", "-1", "none", "void")]

@@ -44,6 +44,7 @@ class Group(StrEnum):
     TIME = "Time"
     LOGS = "Logs and traces"
     FLEET = "Several models"
+    REPLICAS = "Replicas of one model"
     INERT = "Accepted for TGI's sake, without effect"
     REFUSED = "Refused"
     CONSTRAINT = "The constraint and the texts"

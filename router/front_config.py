@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from processes.rules import Whole, file, one_of, seconds
+from processes.rules import Whole, file, one_of, seconds, token
 from processes.settings import BadConfig, Group, Kind, Rule, setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
@@ -104,6 +104,14 @@ class FrontConfig:
         file,
         group=Group.ACCESS,
         front_only=True,
+    )
+    front_secret: str | None = setting(
+        None,
+        "what replicas and their front have in common, so that streams may go on elsewhere",
+        token,
+        group=Group.ACCESS,
+        kind=Kind.VARIABLE,
+        secret=True,
     )
     protect_metrics: bool = setting(
         False, "/metrics wants a key too", group=Group.ACCESS, kind=Kind.SWITCH

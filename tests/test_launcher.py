@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fleet.config import FleetConfig
 from fleet.config import read_config as read_front
 from launcher import (
     _OVERVIEW,
@@ -25,6 +26,7 @@ from launcher import (
     deployment_of,
     fleet_argv,
     model_ids,
+    replicas_argv,
     serve_settings,
     with_defaults,
 )
@@ -510,6 +512,60 @@ def test_batches_are_for_one_model() -> None:
         BadConfig, match=r"^--batch-file /tmp/b: batches are computed by one model's"
     ):
         fleet_argv(["a", "b"], flags_of_line("--batch-file=/tmp/b"), {})
+
+
+# ---- replicas
+
+
+def replicas_command(*argv: str, environ: dict[str, str] | None = None) -> list[str]:
+    by_flag = flags_of_line(*argv)
+    config = read_settings(LaunchConfig, by_flag, {})
+    models = list(config.model_ids)
+    fleet = read_settings(FleetConfig, {**by_flag, "model": models} if models else by_flag, {})
+    return replicas_argv(config, fleet, models, by_flag, environ or {})
+
+
+def test_a_fronts_replicas_get_its_model_and_the_servers_flags() -> None:
+    assert replicas_command("m", "--replicas", "2", "--dtype", "float32", "--port", "1") == [
+        sys.executable, "-m", "fleet", "--port=1", "--replicas=2", "--replica-shards=1",
+        "--model=m", "--", "--dtype=float32",
+    ]  # fmt: skip
+    assert replicas_command("--replica", "http://a", "--replica", "https://b")[3:] == [
+        "--replica=http://a",
+        "--replica=https://b",
+        "--",
+    ]
+
+
+def test_replicas_share_the_gpus_that_there_are() -> None:
+    argv = ("m", "--replicas", "2", "--num-shard", "2")
+    found = replicas_command(*argv, environ={"CUDA_VISIBLE_DEVICES": "3,2,1,0"})
+    assert [each for each in found if "gpus" in each] == [f"--replica-gpus={k}" for k in "3210"]
+    assert "--replica-shards=2" in found
+    with pytest.raises(
+        BadConfig, match=r"^--replicas 2: .* they need 4 GPUs .*, and 3 are visible"
+    ):
+        replicas_command(*argv, environ={"CUDA_VISIBLE_DEVICES": "2,1,0"})
+    on_cpus = replicas_command(*argv, "--device=cpu", environ={"CUDA_VISIBLE_DEVICES": "0"})
+    assert not [each for each in on_cpus if "gpus" in each]
+    # Those names are the machine's, not the container's.
+    inside = replicas_command(*argv, environ={"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d"})
+    assert [each for each in inside if "gpus" in each] == [f"--replica-gpus={k}" for k in "0123"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--shard-uds-path=/tmp/x", "sockets of its own"),
+        ("--master-port=29500", "a free port of its own"),
+        ("--sharded", "--num-shard says how many"),
+        ("--nnodes=2", "name it by --replica"),
+        (f"--api-key-file={__file__}", "use --api-key"),
+    ],
+)
+def test_what_only_one_server_can_have_is_refused_for_replicas(flag: str, said: str) -> None:
+    with pytest.raises(BadConfig, match=said):
+        replicas_command("m", "--replicas=2", flag)
 
 
 # ---- a switch on the command line wins over the environment, in every process

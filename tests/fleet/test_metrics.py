@@ -15,7 +15,8 @@ from fleet.metrics import FleetMetrics, merge
 from processes.instruments import Counter, Histogram
 from router.telemetry.metrics import Metrics
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "models-on-demand.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("models-on-demand.md", "replicas.md"))
 
 
 def names_of(page: str) -> set[str]:
@@ -43,7 +44,7 @@ def test_the_front_and_its_servers_share_no_name() -> None:
 def test_every_sample_of_every_server_is_on_the_page_under_its_model(
     amounts: dict[str, int],
 ) -> None:
-    page = merge("", {model: small_page(amount) for model, amount in amounts.items()})
+    page = merge("", {model: small_page(amount) for model, amount in amounts.items()}, "model")
     typed = re.findall(r"^# TYPE (\S+)", page, re.MULTILINE)
     assert typed == ["failures_total", "seconds"]
     families = list(text_string_to_metric_families(page))
@@ -84,7 +85,7 @@ def test_whole_pages_of_real_servers_are_one_page() -> None:
     metrics = Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2)
     metrics.request_failure.inc("odd")
     served = metrics.exposition().decode()
-    page = merge("", {"a": served, "b": served})
+    page = merge("", {"a": served, "b": served}, "model")
     assert samples_of(page) == {
         (name, frozenset({*labels, ("model", model)}), value)
         for name, labels, value in samples_of(served)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from fleet.errors import ResponseCut, ServerGone
-from fleet.upstream import send_request
+from fleet.errors import NotReached, ResponseCut, ServerGone
+from fleet.upstream import Address, HostAddress, StreamedBody, send_request
+from router.http.errors import HttpError
 
 Pieces = list[bytes]
 
@@ -32,7 +33,7 @@ async def answering(
         yield socket
 
 
-async def body_of(socket: Path, method: str = "GET") -> tuple[int, bytes]:
+async def body_of(socket: Address, method: str = "GET") -> tuple[int, bytes]:
     answer = await send_request(socket, method, b"/x", [(b"host", b"h")])
     try:
         return answer.status, b"".join([piece async for piece in answer.chunks()])
@@ -72,6 +73,52 @@ async def test_no_answer_at_all_is_a_server_that_is_gone(tmp_path: Path, said: b
             await body_of(s)
     with pytest.raises(ServerGone):
         await body_of(tmp_path / "nobody")
+
+
+async def test_a_server_at_a_host_answers_as_well() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(WHOLE)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        assert await body_of(HostAddress("127.0.0.1", port)) == (200, b"hello")
+        # It speaks no TLS.
+        with pytest.raises(NotReached):
+            await body_of(HostAddress("127.0.0.1", port, "localhost"))
+    with pytest.raises(NotReached):
+        await body_of(HostAddress("127.0.0.1", port))
+
+
+async def test_a_streamed_body_is_sent_as_it_comes_and_its_fault_is_its_senders(
+    tmp_path: Path,
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"12"
+        yield b"345"
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"12"
+        raise HttpError(408, "slow_sender", "too slow")
+
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(asyncio.IncompleteReadError):
+            heard.append(await reader.readexactly(5))
+            writer.write(WHOLE)
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
+    async with server:
+        answer = await send_request(tmp_path / "s", "POST", b"/x", [], StreamedBody(5, pieces()))
+        assert (await answer.read(), heard) == (b"hello", [b"12345"])
+        answer.close()
+        with pytest.raises(HttpError, match="too slow"):
+            await send_request(tmp_path / "s", "POST", b"/x", [], StreamedBody(5, broken()))
 
 
 async def test_a_request_is_framed_by_its_body_alone(tmp_path: Path) -> None:

@@ -1,0 +1,383 @@
+"""The front of replicas as an ASGI application: what the router serves, one of them answers.
+
+    own route: health, metrics -----------> answered here
+    what changes each (adapters) ---------> all of them
+    any other: body -> pieces -> Passage: pick -> forward -> the answer, or on to the next
+
+A request that was cut is sent again where nothing of its answer was passed on. An event stream
+goes on behind what was, if its replica tells what it drew (`fleet/tagged_stream.py`).
+"""
+
+import asyncio
+import logging
+import re
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fleet.errors import (
+    FleetError,
+    NoReplica,
+    NotReached,
+    ResponseCut,
+    ServerGone,
+    ShuttingDown,
+    TooManyMoves,
+)
+from fleet.metrics import FleetMetrics, merge
+from fleet.replica_pool import ReplicaPool, Use
+from fleet.replicas import prompt_pieces
+from fleet.tagged_stream import TaggedStream
+from fleet.upstream import (
+    StreamedBody,
+    UpstreamResponse,
+    end_with_error,
+    forward,
+    has_events,
+    returned,
+    send_request,
+)
+from router.http.bodies import (
+    BodyReader,
+    ParserThread,
+    body_part,
+    end,
+    parse_json,
+    unless_disconnected,
+    until_disconnected,
+)
+from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.access import AccessRecord
+from router.http.server.auth import LOAD_PATH, UNLOAD_PATH
+
+_logger = logging.getLogger("fleet")
+# A request that ends three replicas is asked of no fourth.
+_MAX_MOVES = 2
+_MAX_TRIES = 64
+# In which the replica that was cut may come back.
+_MOVE_WAIT_S = 60.0
+_METRICS_TIMEOUT_S = 5.0
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Each replica has its own limit; this one is for who sends without an end.
+_MAX_UPLOAD_LEN = 1 << 28
+_OF_EACH = frozenset({LOAD_PATH, UNLOAD_PATH})
+# What one replica may have, and the others have not.
+_STORED = re.compile(r"/v1/(responses/(?!input_tokens$)|files/|batches)")
+# Sent again, these would be done twice.
+_ONCE = re.compile(r"/v1/(files|batches)$")
+_HERE = frozenset({"/health", "/health/ready", "/ping"})
+_ALIVE = frozenset({"/health/live", "/health/progress"})
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRules:
+    """How a front asks that streams can move: the secret that replicas know, None: it does not;
+    and whether they may move to a replica that computes other bits."""
+
+    secret: str | None
+    takes_any: bool = False
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Those of each request."""
+        if self.secret is None:
+            return []
+        any_ = [(b"x-tandem-migrate", b"any")] if self.takes_any else []
+        return [(b"x-tandem-front", self.secret.encode()), *any_]
+
+
+class ReplicaFront:
+    """The application; `sockets` serves WebSockets."""
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        metrics: FleetMetrics,
+        sockets: ASGIApp,
+        bodies: BodyReader,
+        parser: ParserThread,
+        rules: MoveRules,
+    ) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._sockets = sockets
+        self._bodies = bodies
+        self._parser = parser
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or socket."""
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+            if response is not None:
+                await response(scope, receive, send)
+            else:
+                await self._pass_on(request, send)
+        except HttpError as error:
+            record = AccessRecord.of(request)
+            record.error_type = error.error_type
+            if isinstance(error, FleetError):
+                self._metrics.rejected.inc(error.error_type)
+            problem = Problem.of(error, Dialect.of_path(scope["path"]), record.request_id)
+            await problem.response()(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response | None:
+        """The front's own answer; None: a replica has it. Raises HttpError."""
+        path = request.scope["path"]
+        if request.method not in ("GET", "HEAD"):
+            return await self._ask_each(request) if path in _OF_EACH else None
+        if path in _ALIVE:
+            return Response()
+        if path in _HERE:
+            if self._pool.is_draining or not self._pool.ready:
+                why = (
+                    "is shutting down" if self._pool.is_draining else "has no replica that is ready"
+                )
+                raise HttpError(503, "healthcheck", f"the server {why}")
+            return Response()
+        return await self._merged_metrics(request) if path == "/metrics" else None
+
+    async def _merged_metrics(self, request: Request) -> Response:
+        names = list(self._pool.ready)
+        answers = await asyncio.gather(*(self._get_metrics(request, name) for name in names))
+        pages = {name: page for name, page in zip(names, answers, strict=True) if page}
+        text = merge(self._metrics.exposition().decode(), pages, "replica")
+        return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
+
+    async def _get_metrics(self, request: Request, name: str) -> str:
+        """A replica's page; empty where there is none."""
+        sent = {b"host", b"authorization"}
+        headers = [header for header in request.scope["headers"] if header[0] in sent]
+        try:
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                address = self._pool.ready[name]
+                response = await send_request(address, "GET", b"/metrics", headers)
+                with closing(response):
+                    page = await response.read()
+                return page.decode() if response.status == 200 else ""
+        except (FleetError, KeyError, ResponseCut, TimeoutError) as error:
+            _logger.warning("replica %s did not answer GET /metrics: %s", name, error)
+            return ""
+
+    async def _ask_each(self, request: Request) -> Response:
+        """Have every replica do it; the answer is the first failure, or the last success."""
+        body = await self._bodies.read(request)
+        for address in self._pool.ready.values():
+            response = await forward(request, address, body)
+            with closing(response):
+                content = await response.read()
+            if response.status != 200:
+                break
+        else:
+            if not self._pool.ready:
+                raise NoReplica("no replica of the model is ready")
+        headers = {key.decode(): value.decode() for key, value in returned(response.headers)}
+        return Response(content, response.status, headers)
+
+    async def _pass_on(self, request: Request, send: Send) -> None:
+        if self._pool.is_draining:
+            raise ShuttingDown()
+        body = await self._body(request)
+        pieces: list[bytes] = []
+        is_stored = _STORED.match(request.scope["path"]) is not None
+        is_stored |= "last-event-id" in request.headers
+        if isinstance(body, bytes) and body:
+            read = partial(_read, body, _salt(request), self._parser)
+            pieces, follows = await self._parser.run(len(body), read)
+            is_stored |= follows
+        passage = Passage(request, send, self._pool, self._metrics, self._rules)
+        await passage.run(body, pieces, is_stored=is_stored)
+
+    async def _body(self, request: Request) -> bytes | StreamedBody:
+        """The request's body: JSON whole, so that it can be sent again. Raises HttpError."""
+        headers = request.headers
+        length = headers.get("content-length", "")
+        if "json" in headers.get("content-type", "") or "transfer-encoding" in headers:
+            return await self._bodies.read(request)
+        if not length.isdecimal() or not int(length):
+            return b""
+        return StreamedBody(int(length), self._bodies.chunks(request, _MAX_UPLOAD_LEN))
+
+
+def _salt(request: Request) -> bytes:
+    """The client's key: replicas share no prefix between keys."""
+    headers = request.headers
+    key = headers.get("authorization", "") + headers.get("x-api-key", "")
+    return key.encode("latin-1")
+
+
+def _read(body: bytes, salt: bytes, parser: ParserThread) -> tuple[list[bytes], bool]:
+    """A prompt's pieces, and whether it goes on from a response that one replica has.
+
+    What is no JSON object has none; a replica refuses it.
+    """
+    try:
+        fields = parse_json(body, parser.bounds)
+    except HttpError:
+        return [], False
+    if not isinstance(fields, dict):
+        return [], False
+    return prompt_pieces(fields, salt), fields.get("previous_response_id") is not None
+
+
+class Passage:
+    """One request on its way through replicas, until its answer is complete."""
+
+    def __init__(
+        self,
+        request: Request,
+        send: Send,
+        pool: ReplicaPool,
+        metrics: FleetMetrics,
+        rules: MoveRules,
+    ) -> None:
+        self._request = request
+        self._path: str = request.scope["path"]
+        self._send = send
+        self._pool = pool
+        self._metrics = metrics
+        self._rules = rules
+        self._num_moves = 0
+        # Of the answer: whether status and headers were sent, whether it is an event stream.
+        self._has_begun = False
+        self._has_events = False
+        self._last = b""
+        self._stream = TaggedStream()
+
+    async def run(
+        self, body: bytes | StreamedBody, pieces: list[bytes], *, is_stored: bool
+    ) -> None:
+        """Raises HttpError where no answer has begun."""
+        try:
+            await self._run(body, pieces, is_stored=is_stored)
+        except FleetError as error:
+            if not self._has_begun:
+                raise
+            AccessRecord.of(self._request).error_type = "incomplete_generation"
+            if self._has_events:
+                await end_with_error(self._request, self._last, error, self._send)
+
+    async def _run(
+        self, body: bytes | StreamedBody, pieces: list[bytes], *, is_stored: bool
+    ) -> None:
+        without: set[str] = set()
+        refusal: tuple[UpstreamResponse, bytes] | None = None
+        for _ in range(_MAX_TRIES):
+            try:
+                use = await self._use(pieces, without)
+            except NoReplica:
+                if refusal is None or (is_stored and not self._pool.are_all_ready):
+                    raise
+                break
+            with closing(use):
+                try:
+                    use.response = await self._ask(use, body)
+                    is_whole = isinstance(body, bytes)
+                    if not is_whole or not self._is_refused(use.response, is_stored=is_stored):
+                        await self._send_back(use.response)
+                        return
+                    refusal = use.response, await use.response.read()
+                    without.add(use.name)
+                except NotReached as error:
+                    self._pool.report_failure(use, error)
+                    if not isinstance(body, bytes):
+                        raise
+                except (ServerGone, ResponseCut) as error:
+                    self._pool.report_failure(use, error)
+                    self._move(error, is_whole=isinstance(body, bytes))
+        if refusal is None or self._has_begun:
+            raise NoReplica("no replica of the model could go on with the answer")
+        await self._start(refusal[0])
+        await self._send(body_part(refusal[1], more=False))
+
+    async def _use(self, pieces: list[bytes], without: set[str]) -> Use:
+        """A use of the next replica; a request that was cut waits for one that may come back.
+
+        Raises NoReplica, ClientLeft.
+        """
+        if not self._num_moves or self._pool.are_all_ready:
+            return await self._pool.use(pieces, without)
+        waiting = self._pool.use(pieces, without, _MOVE_WAIT_S)
+        return await unless_disconnected(self._request, waiting)
+
+    async def _ask(self, use: Use, body: bytes | StreamedBody) -> UpstreamResponse:
+        """Raises ServerGone, ClientLeft."""
+        headers = self._rules.headers()
+        if self._stream.has_shown:
+            assert isinstance(body, bytes), "a stream is the answer to JSON"
+            so_far = self._stream.so_far()
+            headers.append((b"x-tandem-continue", b"%d" % len(so_far)))
+            body = so_far + body
+        return await forward(self._request, use.address, body, headers)
+
+    def _is_refused(self, response: UpstreamResponse, *, is_stored: bool) -> bool:
+        """Whether another replica may answer what this one does not."""
+        if self._has_begun:
+            return response.status != 200
+        return response.status == 503 or (response.status == 404 and is_stored)
+
+    async def _send_back(self, response: UpstreamResponse) -> None:
+        """Send what is to be sent of a response. Raises ResponseCut."""
+        leaving = asyncio.ensure_future(until_disconnected(self._request.receive))
+        leaving.add_done_callback(lambda _: response.close())
+        try:
+            if has_events(response.headers):
+                self._has_events = True
+                await self._send_events(response)
+            elif self._request.method == "POST":
+                # It can be asked for again until the first byte is sent.
+                content = await response.read()
+                await self._start(response)
+                await self._send(body_part(content, more=False))
+            else:
+                async for chunk in response.chunks():
+                    await self._start(response)
+                    await self._send(body_part(chunk, more=True))
+                await self._start(response)
+                await self._send(body_part(b"", more=False))
+        except ResponseCut:
+            if not leaving.done():
+                raise
+        finally:
+            await end(leaving)
+
+    async def _send_events(self, response: UpstreamResponse) -> None:
+        async for chunk in response.chunks():
+            if passed := self._stream.feed(chunk):
+                await self._start(response)
+                self._last = passed
+                await self._send(body_part(passed, more=True))
+        await self._start(response)
+        await self._send(body_part(self._stream.finish(), more=False))
+
+    async def _start(self, response: UpstreamResponse) -> None:
+        """Send status and headers, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            start = {"type": "http.response.start", "status": response.status}
+            await self._send({**start, "headers": returned(response.headers)})
+
+    def _move(self, cut: ServerGone | ResponseCut, *, is_whole: bool) -> None:
+        """Make ready for the next replica. Raises FleetError where there may be none."""
+        if not self._stream.has_shown:
+            self._stream = TaggedStream()
+            may_move = self._has_events or not self._has_begun
+        else:
+            may_move = self._stream.can_move
+            self._stream.moved()
+        if not may_move or not is_whole or _ONCE.match(self._path):
+            raise ServerGone(str(cut)) from cut
+        if self._num_moves == _MAX_MOVES:
+            raise TooManyMoves(self._num_moves + 1) from cut
+        self._num_moves += 1
+        self._metrics.moves.inc("stream" if self._has_begun else "whole")
+        _logger.warning(
+            "request_id=%s goes on elsewhere: %s", AccessRecord.of(self._request).request_id, cut
+        )
