@@ -28,10 +28,10 @@ import uvloop
 from transformers.utils.logging import disable_progress_bar
 
 from model_server import config
-from model_server.checkpoint.check import Preflight, forecast
+from model_server.checkpoint.check import forecast
 from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.errors import FetchStalled, RanksLost, ShardError
-from model_server.loading import Loaded, load
+from model_server.loading import Loaded, Prepared, load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.service.tracing import StepTracer, start_tracing
@@ -48,10 +48,10 @@ _log = logging.getLogger("model_server")
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def main(argv: list[str], checked_before: Preflight | None = None) -> int:
+def main(argv: list[str], prepared: Prepared | None = None) -> int:
     """Run one command of this tier; returns the exit code.
 
-    checked_before: what a process that stood by has found, for `serve`
+    prepared: by a process that stood by, for `serve`
     """
     gc.freeze()
     gc.enable()
@@ -76,7 +76,7 @@ def main(argv: list[str], checked_before: Preflight | None = None) -> int:
             disable_progress_bar()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, checked_before))
+            return runner.run(_serve(settings, prepared))
     except FetchStalled as error:
         _say_why(settings, error)
         logging.shutdown()
@@ -98,7 +98,7 @@ def _say_why(settings: config.ModelConfig, error: ShardError) -> None:
     (sys.stdout if has_reader else sys.stderr).write(f"error: {error}\n")
 
 
-async def _serve(settings: config.ServeConfig, checked_before: Preflight | None) -> int:
+async def _serve(settings: config.ServeConfig, prepared: Prepared | None) -> int:
     signals = Signals(settings.parent_pid)
     stop = signals.first
     fatal: list[ShardError] = []
@@ -115,7 +115,7 @@ async def _serve(settings: config.ServeConfig, checked_before: Preflight | None)
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
     device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
-    loading = partial(load, settings, on_lost, checked_before)
+    loading = partial(load, settings, on_lost, prepared)
     service = await _load_unless_stopped(loading, device_thread, tracer, stop, fatal)
     # A collection would go through all that torch and transformers have made, for a third of a
     # second in which no step runs, whenever a constraint's compiling has made as much again.

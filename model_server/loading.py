@@ -84,6 +84,27 @@ _WEIGHTS = (".safetensors", ".gguf")
 _UNKNOWN = 1 << 62
 
 
+class Prepared(NamedTuple):
+    """What needs neither weights nor other ranks. `constraints` None: the first rank has them."""
+
+    found: Preflight
+    constraints: ConstraintCache | None
+
+
+def prepare(settings: ServeConfig) -> Prepared:
+    """Check, and begin to read the vocabulary. Raises whatever `preflight` raises."""
+    found = preflight(settings)
+    if settings.rank:
+        return Prepared(found, None)
+    constraints = ConstraintCache(
+        settings.tokenizer_folder or found.of_model.folder,
+        found.checked.vocab_size,
+        found.checked.eos_token_ids,
+        max_bytes=settings.constraint_cache_mib * MIB,
+    )
+    return Prepared(found, constraints)
+
+
 class Loaded(NamedTuple):
     """Everything that serves. `addresses`: where the router reaches each rank."""
 
@@ -96,21 +117,21 @@ class Loaded(NamedTuple):
 def load(
     settings: ServeConfig,
     on_lost: Callable[[RanksLost], None],
-    checked_before: Preflight | None = None,
+    prepared: Prepared | None = None,
 ) -> Loaded:
     """Load everything that serves, on the thread that will run the steps.
 
     `on_lost` is called, from another thread, once ranks of other machines are gone. What was
-    `checked_before` is not checked again, if the checkpoint's files are the same.
+    `prepared` is not done again, if the checkpoint's files are the same.
     """
     started_s = time.monotonic()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     # Before the ranks meet: what cannot be served is known without them.
-    found = checked_before
-    if found is None or found.files != files_of(found.of_model.folder):
-        found = preflight(settings)
-    of_model, checked, _ = found
+    if prepared is None or prepared.found.files != files_of(prepared.found.of_model.folder):
+        prepared = prepare(settings)
+    constraints = prepared.constraints
+    of_model, checked, _ = prepared.found
     device = of_model.device
     world = World.connect(
         rank=settings.rank,
@@ -123,14 +144,6 @@ def load(
         on_lost=on_lost if settings.spans_machines else None,
     )
     _log.info("reading the weights on %s", device)
-    constraints = None
-    if world.is_first:
-        constraints = ConstraintCache(
-            settings.tokenizer_folder or of_model.folder,
-            checked.vocab_size,
-            checked.eos_token_ids,
-            max_bytes=settings.constraint_cache_mib * MIB,
-        )
     model = load_checked(of_model, checked, world)
     if model.vocab_size != checked.vocab_size:
         raise CheckpointBroken(

@@ -37,22 +37,24 @@ class _Preparation(threading.Thread):
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         from model_server import __main__ as shard
-        from model_server.checkpoint.check import preflight
         from model_server.config import ServeConfig, num_gpus, parse
         from model_server.errors import ShardError
+        from model_server.loading import prepare
 
         settings = parse(self._argv)
-        found = None
+        prepared = None
         if isinstance(settings, ServeConfig) and (settings.device == "cpu" or not num_gpus()):
             try:
                 # It imports the model's class, too.
-                found = preflight(settings)
+                prepared = prepare(settings)
             except ShardError as error:
                 # The checkpoint is another one by now; what takes its place will say so as well.
                 sys.stderr.write(f"error: {error}\n")
                 return
+        if prepared is not None and prepared.constraints is not None:
+            prepared.constraints.wait_read()
         gc.collect()
-        self.serve = partial(shard.main, self._argv, found)
+        self.serve = partial(shard.main, self._argv, prepared)
 
 
 def main(argv: list[str]) -> int:
