@@ -92,7 +92,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(settings: ServeConfig) -> Prepared:
-    """Check, and begin to read the vocabulary. Raises whatever `preflight` raises."""
+    """Check, and begin to read the vocabulary beside. Raises whatever `preflight` raises."""
     found = preflight(settings)
     if settings.rank:
         return Prepared(found, None)

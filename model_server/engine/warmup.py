@@ -10,7 +10,8 @@ Scoring adds little, since it goes by slices of rows.
 
 On the host no step is measured: its memory is given out page by page, and the pool takes a quarter
 of it. There small steps show that the model computes, where the largest would take a minute with a
-billion parameters, at each start.
+billion parameters, at each start; where the pool's size is given, as to a shard that is started
+anew, there are none.
 """
 
 import logging
@@ -66,7 +67,9 @@ def warm_up(
         sampler.reserve(largest.batch_size, total_len)
         if model.device.type == "cuda":
             rehearse(sampler, model.vocab_size, model.device, largest.batch_size)
-    peak = try_largest_steps(model, largest, total_len)
+    peak = Peak(total_bytes=0, bytes_per_token=0)
+    if model.device.type == "cuda" or num_blocks is None:
+        peak = try_largest_steps(model, largest, total_len)
     if not model.state_bytes:
         num_states = 0
     room_bytes = 0

@@ -88,7 +88,7 @@ class BatcherLimits:
     max_concurrent_requests: int = 128
     health_s: float = 1.0
     patience_s: float = 2.0
-    retry_s: float = 0.25
+    retry_s: float = 0.1
     restart_s: float = 300.0
     progress_s: float = 4.0
     tick_s: float = 0.25

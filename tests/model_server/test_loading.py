@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from model_server import zoo
 from model_server.checkpoint.check import ModelSettings, check_checkpoint, files_of
+from model_server.config import ServeConfig, parse
 from model_server.engine.distributed import World
 from model_server.errors import (
     ArchitectureUnfit,
@@ -21,9 +22,11 @@ from model_server.errors import (
     ConfigRefused,
     ModelRefused,
     OutOfMemory,
+    RanksLost,
 )
 from model_server.executor.executor import PagedModel
-from model_server.loading import load_model, widen
+from model_server.loading import load as load_all
+from model_server.loading import load_model, prepare, widen
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Unreadable
 from model_server.step import SequenceStep, StepInputs
@@ -405,3 +408,16 @@ def test_a_checkpoint_is_another_one_once_a_file_of_it_is(llama: Path) -> None:
     assert files_of(llama) not in (before, written)
     with pytest.raises(CheckpointBroken, match="No such file"):
         files_of(llama / "gone")
+
+
+def test_what_was_prepared_is_used_unless_a_file_of_the_checkpoint_has_changed(llama: Path) -> None:
+    settings = parse(["serve", str(llama), "--device", "cpu"])
+    assert isinstance(settings, ServeConfig)
+    prepared = prepare(settings)
+
+    def on_lost(error: RanksLost) -> None:
+        raise error
+
+    assert load_all(settings, on_lost, prepared).constraints is prepared.constraints
+    os.utime(llama / "model.safetensors")
+    assert load_all(settings, on_lost, prepared).constraints is not prepared.constraints

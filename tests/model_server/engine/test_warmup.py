@@ -1,12 +1,14 @@
 """Warm-up makes the pool that was asked for, or one that fits."""
 
 import pytest
+from torch import Tensor
 
 from model_server.engine import memory
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import OutOfMemory
 from model_server.executor.executor import PagedModel
+from model_server.step import StepInputs
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load, runner_of
 
@@ -27,6 +29,24 @@ def test_warmup_answers_what_was_asked_for(model: PagedModel) -> None:
     limits = runner_of(model, World()).warmup(64, 4, None, 100)
     assert (limits.num_blocks, limits.block_size) == (100, model.block_size)
     assert limits.max_total_len == 512
+
+
+def test_a_pool_of_a_known_size_is_made_without_a_step(
+    model: PagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    forward = PagedModel.forward
+
+    def counting(self: PagedModel, inputs: StepInputs) -> Tensor:
+        steps.append(inputs)
+        return forward(self, inputs)
+
+    monkeypatch.setattr(PagedModel, "forward", counting)
+    runner = runner_of(model, World())
+    runner.warmup(64, 4, None, 100)
+    assert not steps
+    runner.warmup(64, 4, None, None)
+    assert steps
 
 
 def test_a_small_pool_bounds_the_longest_sequence(model: PagedModel) -> None:
