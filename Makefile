@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit real-templates real-model dist docs diagrams gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short try-ray nightly lock sbom audit real-templates real-model dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -261,6 +261,20 @@ dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution in
 
 faults-short: install  ## One trial of each, in two minutes.
 	@$(BIN)/python -m bench.faults --faults shard,rank,hang,router --trials 1
+
+# Ray is no part of the product: 285 MB for an example.
+RAY_VENV := .venv-ray
+
+$(RAY_VENV)/.installed: | $(STAMP)
+	@echo "Installing Ray into $(RAY_VENV) ..."
+	@$(BIN)/python -m venv --clear $(RAY_VENV)
+	@$(SHARE_PACKAGES) > "$$($(RAY_VENV)/bin/python -c '$(PURELIB)')/tandem.pth"
+	@$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'ray>=2.60,<3' \
+	  > $(RAY_VENV)/install.log 2>&1 || { cat $(RAY_VENV)/install.log; exit 1; }
+	@touch $@
+
+try-ray: install $(RAY_VENV)/.installed  ## A Ray cluster of four nodes here loses one under streams.
+	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m bench.ray_nodes
 
 gpu-check: install  ## Equality tests and a timing table on CUDA; skips without a GPU.
 	@$(BIN)/python -m bench.gpu_check
