@@ -12,6 +12,7 @@ from pathlib import Path
 
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
+from processes.gguf_cache import DESCRIPTION, GgufCache
 from processes.hub import NotOnHub, local_folder
 from processes.logs import Console
 
@@ -28,9 +29,8 @@ async def fetch_tokenizer(
         return folder
     gguf = _gguf_file(folder)
     if gguf is not None:
-        console.say(f"reading {gguf.name}")
         target = Path(tempfile.mkdtemp(prefix="gguf-", dir=deployment.own_folder))
-        await _make("gguf", deployment.gguf_argv(gguf, target), environ, console)
+        await _make_of_gguf(gguf, target, deployment.gguf_argv(gguf, target), environ, console)
         return target
     others = [path.name for pattern in _OTHER_FILES for path in sorted(folder.glob(pattern))]
     if not others or (folder / "tokenizer.json").is_file():
@@ -39,6 +39,24 @@ async def fetch_tokenizer(
     target = Path(tempfile.mkdtemp(prefix="tokenizer-", dir=deployment.own_folder))
     await _make("tokenizer", deployment.conversion_argv(folder, target), environ, console)
     return target
+
+
+async def _make_of_gguf(
+    file: Path, target: Path, argv: Sequence[str], environ: Mapping[str, str], console: Console
+) -> None:
+    """By the command `argv`, or as it was kept by an earlier start. Raises ChildFailed."""
+    kept = GgufCache()
+    key = kept.key(file)
+    if kept.copy_to(target, key):
+        console.say(f"{file.name} is unchanged: what was read at an earlier start is taken")
+        console.pass_on("gguf", (target / DESCRIPTION).read_text())
+        return
+    console.say(f"reading {file.name}")
+    await _make("gguf", argv, environ, console)
+    try:
+        kept.keep(target, key)
+    except OSError as error:
+        console.say(f"what was read is not kept for the next start: {error}")
 
 
 async def _make(

@@ -34,6 +34,7 @@ from model_server.checkpoint.gguf_file import GgufFile, GgufTensor, StoredRows
 from model_server.checkpoint.gguf_parameters import PACKED_KINDS, PLAIN_KINDS
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
+from processes.gguf_cache import DESCRIPTION
 
 # By the file's word for an architecture, the class's for the same.
 _MODEL_TYPES = {
@@ -113,7 +114,9 @@ def convert(path: Path, target: Path) -> str:
     tensors = _placed(source, config, {n: tuple(p.shape) for n, p in module.named_parameters()})
     _require_readable({tensor.kind for tensor in tensors.values()})
     GgufFile(source.path, tensors).write_index(target)
-    return _described(source, tensors)
+    described = _described(source, tensors)
+    (target / DESCRIPTION).write_text(described)
+    return described
 
 
 def _config(source: _Source) -> dict[str, Any]:
