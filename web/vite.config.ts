@@ -10,8 +10,6 @@ export default defineConfig({
     modulePreload: false,
     // The licences of what is in the bundle, which is shipped.
     license: { fileName: "licenses.md" },
-    // Swagger UI alone is beyond Vite's limit; /docs loads it, the page does not.
-    chunkSizeWarningLimit: 2000,
     rollupOptions: {
       input: ["index.html", "docs.html"],
       output: {

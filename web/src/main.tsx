@@ -15,9 +15,8 @@ import "./files/files.css";
 import { KeyDialog } from "./ui/KeyDialog";
 import { Shortcuts } from "./ui/Shortcuts";
 import { ThemeButton } from "./ui/ThemeButton";
-
-const VIEWS = { chat: "Chat", completion: "Completion", live: "Live" } as const;
-type View = keyof typeof VIEWS;
+import type { View } from "./ui/Views";
+import { Views, VIEWS } from "./ui/Views";
 
 const trouble = signal<string | null>(null);
 const view = signal<View>(viewOfAddress());
@@ -77,16 +76,7 @@ function Header() {
         </button>
       )}
       <span class="brand">Tandem</span>
-      <nav aria-label="Views">
-        {Object.entries(VIEWS).map(([name, label]) => (
-          <a key={name} href={`#${name}`} aria-current={view.value === name ? "page" : undefined}>
-            {label}
-          </a>
-        ))}
-        <a class="roomy" href="docs">
-          API
-        </a>
-      </nav>
+      <Views current={view.value} />
       <span class="roomy">
         <ThemeButton />
       </span>

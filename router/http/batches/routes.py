@@ -28,7 +28,8 @@ _LIMIT = re.compile(r"[1-9]\d{0,4}", re.ASCII)
 _MAX_LIMIT = 10_000
 _FAILURES = {403: "Batches are off here", 404: "There is nothing of that id"}
 _TEXT = {"type": "string"}
-_FORM = {"type": "object", "properties": {"file": _TEXT, "purpose": {"const": "batch"}}}
+_FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
+_FORM = {"type": "object", "properties": {"file": _FILE, "purpose": {"const": "batch"}}}
 _OBJECT = {"type": "object", "required": ["object"]}
 
 

@@ -479,7 +479,9 @@ class ChatBody(OpenAiBody):
     `add_generation_prompt` or `continue_final_message` says otherwise.
     """
 
-    messages: list[Message] = Field(fail_fast=True, min_length=1)
+    messages: list[Message] = Field(
+        fail_fast=True, min_length=1, examples=[[{"role": "user", "content": "Hello"}]]
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None

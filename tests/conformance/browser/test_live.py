@@ -1,4 +1,4 @@
-"""The server's load on the page, its speed, and the API's page."""
+"""The server's load on the page, and the page's own speed."""
 
 import re
 import threading
@@ -111,21 +111,3 @@ def test_the_page_is_there_at_once(visit: Visit) -> None:
     )
 
     assert 0 < load_ms < MAX_LOAD_MS
-
-
-def test_the_api_is_documented_without_a_network_and_dark_for_who_likes_it(
-    chrome: Browser, served: Served
-) -> None:
-    with visiting(chrome, served.url, scheme="dark") as visit:
-        page = visit.page
-        visit.open("docs")
-        expect(page.locator(".opblock-tag").first).to_contain_text("OpenAI")
-        assert visit.findings() == []
-        page.get_by_text("/generate", exact=True).click()
-
-        expect(page.get_by_role("button", name="Try it out").first).to_be_visible()
-        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-        assert max(int(each) for each in re.findall(r"\d+", ground)[:3]) < 64
-        visit.shoot("docs")
-        page.get_by_role("link", name="Back to Tandem").click()
-        expect(page.get_by_label("Message", exact=True)).to_be_visible()

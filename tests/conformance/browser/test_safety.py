@@ -83,7 +83,9 @@ def test_the_key_is_asked_for_once(chrome: Browser) -> None:
         visit.ends(2)
         assert not page.get_by_role("textbox", name="API key").is_visible()
         visit.open("docs")
-        expect(page.get_by_text("/generate_stream", exact=True)).to_be_visible()
+        page.get_by_text("/tokenize", exact=True).click()
+        page.get_by_role("button", name="Send", exact=True).click()
+        expect(page.get_by_role("status")).to_contain_text("200")
         refused = [each for each in visit.troubles if "401" not in each]
         assert refused == []
         visit.troubles.clear()

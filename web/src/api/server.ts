@@ -3,16 +3,22 @@ import { isObject, ServerError } from "./errors";
 import { readEvents } from "./events";
 import { isKeyRefused, isKeyWanted, storedKey } from "./key";
 
-async function ask(path: string, init: RequestInit): Promise<Response> {
+/** The answer, whatever its status; a 401 asks for the key. */
+export async function request(path: string, init: RequestInit): Promise<Response> {
   const headers = new Headers(init.headers);
   const key = storedKey();
   if (key !== null) headers.set("authorization", `Bearer ${key}`);
   const response = await fetch(new URL(path, document.baseURI), { ...init, headers });
-  if (response.ok) return response;
   if (response.status === 401) {
     isKeyRefused.value = key !== null;
     isKeyWanted.value = true;
   }
+  return response;
+}
+
+async function ask(path: string, init: RequestInit): Promise<Response> {
+  const response = await request(path, init);
+  if (response.ok) return response;
   const text = await response.text();
   let body: unknown = null;
   try {
