@@ -118,7 +118,7 @@ class Batcher:
         self._clock = clock
         self._launcher = launcher
         self.admission = Admission(limits.max_concurrent_requests, limits.restart_s, keys)
-        self._progress = Progress(limits.progress_s, limits.patience_s)
+        self._progress = Progress(limits.progress_s, limits.patience_s, limits.restart_s)
         self._steps = StepsInFlight(shards, self._progress, observer, clock)
         self._backpressure = Backpressure(scheduler)
         self._cancel_latency = CancelLatency(scheduler, observer)
@@ -147,7 +147,7 @@ class Batcher:
 
     @property
     def trouble(self) -> str | None:
-        """Why no step gets done although there is work, or the shards are broken; else None."""
+        """Why no step gets done although there is work, or the shards stay broken; else None."""
         return self._progress.trouble(self._clock())
 
     @property
@@ -666,10 +666,12 @@ class Progress:
     """Owned and written by the batcher; read by its health routes.
 
     A step may take `timeout_s` before it counts as stuck; a check, which is no work, `patience_s`.
+    Broken shards are on their way back for `restart_s`.
     """
 
-    def __init__(self, timeout_s: float, patience_s: float) -> None:
+    def __init__(self, timeout_s: float, patience_s: float, restart_s: float) -> None:
         self._limits_s = {Wait.STEP: timeout_s, Wait.CHECK: patience_s}
+        self._restart_s = restart_s
         self._since_s: dict[Wait, float] = {}
         self._broken_since_s: float | None = None
 
@@ -704,9 +706,13 @@ class Progress:
         return not self.is_broken and self._overdue_s(Wait.CHECK, now_s) is None
 
     def trouble(self, now_s: float) -> str | None:
-        """Why there is no progress, and for how long; None: there is, or there is no work."""
+        """Why there is no progress, and for how long; None: there is, or there is no work.
+
+        Shards that come back in time are none: whoever starts the server anew for that, as
+        Kubernetes would, loses the requests that wait for them.
+        """
         broken_s = self.broken_s(now_s)
-        if broken_s is not None:
+        if broken_s is not None and broken_s > self._restart_s:
             return f"the shards failed {broken_s:.1f} s ago and have not begun anew"
         for wait, limit_s in self._limits_s.items():
             waited_s = self._overdue_s(wait, now_s)

@@ -689,13 +689,13 @@ async def test_a_line_about_a_request_carries_its_id(caplog: pytest.LogCaptureFi
 
 
 def test_with_nothing_to_do_all_is_well() -> None:
-    progress = Progress(4.0, 2.0)
+    progress = Progress(4.0, 2.0, 300.0)
     assert progress.trouble(1e6) is None
     assert progress.is_answering(1e6)
 
 
 def test_a_step_that_takes_too_long_is_trouble_but_no_reason_to_doubt_the_shards() -> None:
-    progress = Progress(4.0, 2.0)
+    progress = Progress(4.0, 2.0, 300.0)
     progress.start_wait(Wait.STEP, 10.0)
     assert progress.trouble(14.0) is None
     assert progress.trouble(17.2) == "a step has been under way for 7.2 s; 4 s is usual"
@@ -705,7 +705,7 @@ def test_a_step_that_takes_too_long_is_trouble_but_no_reason_to_doubt_the_shards
 
 
 def test_a_shard_without_a_sign_of_life_is_doubted_soon() -> None:
-    progress = Progress(4.0, 2.0)
+    progress = Progress(4.0, 2.0, 300.0)
     progress.start_wait(Wait.CHECK, 10.0)
     assert progress.is_answering(12.0)
     assert not progress.is_answering(12.1)
@@ -714,16 +714,18 @@ def test_a_shard_without_a_sign_of_life_is_doubted_soon() -> None:
     assert progress.is_answering(12.2)
 
 
-def test_broken_shards_are_trouble_from_the_first_failure_to_the_new_beginning() -> None:
-    progress = Progress(4.0, 2.0)
+def test_broken_shards_are_no_trouble_before_they_should_be_back() -> None:
+    progress = Progress(4.0, 2.0, 300.0)
     progress.mark_broken(10.0)
     progress.mark_broken(12.0)
     assert progress.is_broken
     assert progress.broken_s(13.0) == 3.0
-    assert progress.trouble(13.0) == "the shards failed 3.0 s ago and have not begun anew"
+    assert not progress.is_answering(13.0)
+    assert progress.trouble(310.0) is None
+    assert progress.trouble(310.5) == "the shards failed 300.5 s ago and have not begun anew"
     progress.mark_recovered()
-    assert progress.trouble(13.0) is None
-    assert progress.is_answering(13.0)
+    assert progress.trouble(310.5) is None
+    assert progress.is_answering(310.5)
 
 
 class RecordingLauncher(Launcher):
@@ -842,7 +844,7 @@ async def test_an_answer_from_before_a_restart_is_not_used() -> None:
         first = rig.batcher.submit(asking(max_new_tokens=30))
         await first.take()
         shard.faults.epoch_offset = -1
-        await until(lambda: rig.batcher.trouble is not None)
+        await until(lambda: not rig.batcher.is_alive)
         shard.faults.epoch_offset = 0
         assert end_of(await events_of(first)).text == expected_text(PROMPT, 30)
 
@@ -940,7 +942,7 @@ async def test_a_request_that_recovery_may_serve_is_taken_and_served() -> None:
     shard = FakeShard()
     async with gone(shard, BatcherLimits(health_s=0.02, retry_s=0.05)) as (rig, address):
         await asyncio.sleep(0.2)  # several attempts to begin anew are over
-        assert rig.batcher.trouble is not None
+        assert not rig.batcher.is_alive
         waiting = rig.batcher.submit(asking())
         await shard.start(address)
         assert end_of(await events_of(waiting)).text == expected_text(PROMPT, 6)
@@ -967,7 +969,7 @@ async def test_once_the_shards_are_back_nobody_is_refused() -> None:
         await until_refused(rig)
         await shard.start(address)
         deadline_s = monotonic() + 5.0
-        while rig.batcher.trouble is not None:
+        while not rig.batcher.is_alive:
             assert monotonic() < deadline_s
             await asyncio.sleep(0.01)
         assert end_of(await events_of(rig.batcher.submit(asking()))).text

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -87,13 +88,16 @@ async def test_an_idle_shard_that_hangs_shows_at_ready_and_progress() -> None:
         assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_shards_that_are_gone_show_at_ready_and_progress_until_they_are_back() -> None:
+async def test_shards_that_are_gone_show_at_ready_and_those_that_stay_away_at_progress() -> None:
     shard = FakeShard()
-    async with housing(shard, batcher_limits=IMPATIENT) as house, house.client as client:
+    limits = replace(IMPATIENT, restart_s=1.0)
+    async with housing(shard, batcher_limits=limits) as house, house.client as client:
         port = shard.urls[0].rpartition(":")[2]
         await shard.stop()
-        for path in ("/health/ready", "/health/progress"):
-            await until_status(client, path, 503)
+        await until_status(client, "/health/ready", 503)
+        # A liveness probe that fails here ends a server that recovers.
+        assert (await client.get("/health/progress")).status_code == 200
+        await until_status(client, "/health/progress", 503)
         assert "have not begun anew" in (await client.get("/health/progress")).json()["error"]
         await shard.start(f"127.0.0.1:{port}")
         for path in ("/health/ready", "/health/progress"):
