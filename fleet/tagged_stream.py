@@ -8,8 +8,6 @@ The comments stay here. Events wait for the comment behind them, so that what th
 what the next replica is told that it has, are the same.
 """
 
-from collections.abc import Sequence
-
 import orjson
 
 _TAG = b": tandem "
@@ -26,7 +24,7 @@ class TaggedStream:
         self._begin: bytes | None = None
         # By choice.
         self._out: list[list[bytes]] = []
-        self._num_events = 0
+        self._has_shown = False
         self._has_tags = True
         self._partial = b""
         self._held: list[bytes] = []
@@ -39,7 +37,7 @@ class TaggedStream:
     @property
     def has_shown(self) -> bool:
         """Whether an event was passed on, more than signs of life."""
-        return self._num_events > 0 or not self._has_tags
+        return self._has_shown
 
     def feed(self, chunk: bytes) -> bytes:
         """What may be passed on now that this has come."""
@@ -55,6 +53,7 @@ class TaggedStream:
                 passed += group + _END
             elif self._begin is None:
                 self._has_tags = False
+                self._has_shown = True
                 self._held = [each + _END for each in groups[number:]]
                 return passed + self.finish()
             else:
@@ -74,11 +73,12 @@ class TaggedStream:
 
     def so_far(self) -> bytes:
         """What the next replica is told, in JSON."""
-        begin = orjson.Fragment(self._begin or b"null")
-        out = orjson.Fragment(
-            b"[" + b",".join(b"[%b]" % b",".join(ids) for ids in self._out) + b"]"
-        )
-        return orjson.dumps({"begin": begin, "out": out, "num_events": self._num_events})
+        assert self._begin is not None, "it can move"
+        # Of a choice of which nothing has come, there is nothing.
+        num_choices = len(orjson.loads(self._begin).get("cached", ()))
+        lists = self._out + [[]] * (num_choices - len(self._out))
+        out = b",".join(b"[%b]" % b",".join(ids) for ids in lists)
+        return b'{"begin":%b,"out":[%b]}' % (self._begin, out)
 
     def _read(self, tag: bytes) -> bytes:
         """Act by one; the events that it lets pass."""
@@ -93,11 +93,6 @@ class TaggedStream:
         if ids:
             self._out[int(index)].append(ids)
         passed = b"".join(self._held)
-        self._num_events += _num_events(self._held)
+        self._has_shown |= bool(passed)
         self._held.clear()
         return passed
-
-
-def _num_events(groups: Sequence[bytes]) -> int:
-    """Keep-alives are comments."""
-    return sum(not group.startswith(b":") for group in groups)

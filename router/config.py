@@ -34,7 +34,6 @@ _ABOUT = (
     "Tandem's router: HTTP in front, shards behind. Every flag but --hostname, --parent-pid and\n"
     "--ngrok-* can be given as a variable too: in capitals, with underscores."
 )
-_MIN_SECRET_LEN = 16
 _NGROK = (
     "Tandem opens no tunnel. Run one beside it (ngrok http 3000, cloudflared tunnel, ssh -R) and "
     "point it at --port"
@@ -58,12 +57,6 @@ def _lora_adapters(text: str) -> tuple[tuple[str, str], ...]:
             raise BadConfig(f"must name each adapter once; {name} is there twice")
         found[name] = path or name
     return tuple(found.items())
-
-
-def _long_token(text: str) -> str:
-    if len(text) < _MIN_SECRET_LEN:
-        raise BadConfig(f"must have at least {_MIN_SECRET_LEN} characters")
-    return token(text)
 
 
 def _new_file(text: str) -> Path:
@@ -312,14 +305,6 @@ class RouterConfig(FrontConfig):
         None,
         "the secret of shards that listen at a port",
         token,
-        group=Group.PLACE,
-        kind=Kind.VARIABLE,
-        secret=True,
-    )
-    front_secret: str | None = setting(
-        None,
-        "the secret of the front of several replicas, by which it may move streams between them",
-        _long_token,
         group=Group.PLACE,
         kind=Kind.VARIABLE,
         secret=True,
