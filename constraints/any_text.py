@@ -15,6 +15,7 @@ class AnyText:
     """All outputs. See `constraints.matcher.Language`."""
 
     knows_distances = True
+    may_have_dead_ends = False
     dropped_phrases: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
     translation = None

@@ -24,6 +24,8 @@ from constraints.grammars.gbnf import translation as gbnf
 from constraints.grammars.json_schema import SchemaGrammar
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.source_hints import hints_of
+from constraints.grammars.watching.matcher import WatchedLanguage
+from constraints.grammars.watching.watch import written
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
 from constraints.token_trie import TokenTrie, trie_of
@@ -185,7 +187,8 @@ class Compiler:
 
     def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
         limits = LIMITS[spec.kind]
-        return GrammarLanguage.of(self.vocabulary, translation, limits, engine_messages.explain)
+        engine = _engine_of(translation.watch)
+        return engine.of(self.vocabulary, translation, limits, engine_messages.explain)
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
@@ -257,16 +260,18 @@ class Compiler:
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
-        schema = json_schema.prepare(spec.text, spec.whitespace, spec.lenient, limits)
+        schema = json_schema.prepare(spec, limits)
         while True:
             try:
-                return GrammarLanguage(
+                watch = written(schema.rewritten.watches)
+                return _engine_of(watch)(
                     self.vocabulary,
                     schema.text,
                     limits,
                     schema.explain,
                     schema.not_enforced,
                     hints_of(spec, rewritten=schema.rewritten),
+                    watch=watch,
                 )
             except Contradiction as error:
                 simpler = _simpler(schema, error)
@@ -277,6 +282,10 @@ class Compiler:
                 if not spec.lenient or schema.not_enforced == ("",):
                     raise
                 schema = schema.of_its_type()
+
+
+def _engine_of(watch: str) -> type[GrammarLanguage]:
+    return WatchedLanguage if watch else GrammarLanguage
 
 
 def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | None:

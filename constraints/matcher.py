@@ -73,6 +73,10 @@ class Language(Protocol):
         """Whether masks respect `max_len` and `shortest` is exact."""
 
     @property
+    def may_have_dead_ends(self) -> bool:
+        """Whether masks may allow a token behind which no text can be completed, of any length."""
+
+    @property
     def dropped_phrases(self) -> tuple[str, ...]:
         """Phrases that end an output and are dropped from it (`stops_before`)."""
 

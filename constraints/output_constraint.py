@@ -84,7 +84,8 @@ class OutputConstraintState:
         self._max_len = ANY_LEN if budget.may_truncate else budget.max_len
         # Stop strings lead to dead ends, whatever the budget is.
         may_run_out = not budget.may_truncate or not alphabet_of(vocabulary).spells_utf8
-        self._needs_completion = has_stops or (may_run_out and not language.knows_distances)
+        is_led = may_run_out and not language.knows_distances
+        self._needs_completion = has_stops or language.may_have_dead_ends or is_led
         self._num_tokens = 0
         self._is_ended = False
         self._due: tuple[int, ...] = ()

@@ -30,12 +30,14 @@ class ConstraintSpec:
     """A constraint to be compiled; the key of every cache, together with the vocabulary.
 
     lenient: enforce what is possible of JSON schemas, instead of refusing the rest
+    is_part: a schema that a grammar has beside other text, where less can be enforced
     """
 
     kind: Kind
     text: str
     whitespace: Whitespace = Whitespace.FLEXIBLE
     lenient: bool = False
+    is_part: bool = False
 
 
 # The white space before an opener, and between a closer and the text, and the most of it: models do

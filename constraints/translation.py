@@ -23,6 +23,7 @@ class Translation:
     hints:        texts of the language or of its parts, for searches
     may_run_on:   forced bytes may repeat without end
     completion:   tokens of the first text found; None: not searched
+    watch:        what is watched beside the grammar, see `constraints.grammars.watching`
 
     Raises TypeError and ValueError for invalid values: the sender has parsed hostile texts.
     """
@@ -32,9 +33,10 @@ class Translation:
     hints: tuple[bytes, ...] = ()
     may_run_on: bool = False
     completion: tuple[int, ...] | None = None
+    watch: str = ""
 
     def __post_init__(self) -> None:
-        for text in (self.grammar, *self.not_enforced):
+        for text in (self.grammar, self.watch, *self.not_enforced):
             text.encode()  # refuses lone surrogates
         if type(self.may_run_on) is not bool:
             raise TypeError(f"may_run_on must be a bool. Given: {self.may_run_on!r}")

@@ -13,7 +13,7 @@ from constraints.vocabulary import Vocabulary
 
 # One for each engine.
 _FIRST = (
-    ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
+    ConstraintSpec(Kind.JSON_SCHEMA, '{"items": {"type": "string"}, "uniqueItems": true}'),
     ConstraintSpec(Kind.WHERE, 'len(words(X)) < 3 and not "a" in X'),
 )
 _MAX_LEN = 64

@@ -803,10 +803,13 @@ class Translation(_message.Message):
     HINTS_FIELD_NUMBER: _builtins.int
     MAY_RUN_ON_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
+    WATCH_FIELD_NUMBER: _builtins.int
     grammar: _builtins.str
     """What the grammar engine compiles."""
     may_run_on: _builtins.bool
     """Bytes may be forced without end."""
+    watch: _builtins.str
+    """What is watched beside the grammar, in JSON; empty: nothing."""
     @_builtins.property
     def not_enforced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """JSON Pointers of the parts of a lenient schema that the grammar leaves out."""
@@ -827,10 +830,11 @@ class Translation(_message.Message):
         hints: _abc.Iterable[_builtins.bytes] | None = ...,
         may_run_on: _builtins.bool = ...,
         completion: Global___Completion | None = ...,
+        watch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "grammar", b"grammar", "hints", b"hints", "may_run_on", b"may_run_on", "not_enforced", b"not_enforced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "grammar", b"grammar", "hints", b"hints", "may_run_on", b"may_run_on", "not_enforced", b"not_enforced", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

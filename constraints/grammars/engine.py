@@ -49,7 +49,7 @@ _MAX_UNFUELLED = 512
 _MAX_CLONES = 2
 
 
-class _Original:
+class Original:
     """A matcher that is never advanced, its live clones, and the fuel of the lexer they share."""
 
     def __init__(self, matcher: LLMatcher) -> None:
@@ -81,6 +81,7 @@ class GrammarLanguage:
     """
 
     knows_distances = False
+    may_have_dead_ends = False
     dropped_phrases: tuple[str, ...] = ()
 
     def __init__(
@@ -93,10 +94,12 @@ class GrammarLanguage:
         hints: CompletionHints | None = None,
         *,
         may_run_on: bool = False,
+        watch: str = "",
     ) -> None:
         """`explain` turns a message of the engine into the error to raise.
 
         may_run_on: forced bytes may repeat without end, see `lark_loops`
+        watch:      what a `WatchedLanguage` watches
         """
         self.vocabulary = vocabulary
         self.textless = _textless_ids(vocabulary)
@@ -104,6 +107,7 @@ class GrammarLanguage:
         self.grammar = grammar
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
+        self.watch = watch
         self.suggested: tuple[int, ...] | None = None
         self._limits = limits
         self._explain = explain
@@ -124,7 +128,7 @@ class GrammarLanguage:
         self.compile_s = time.perf_counter() - began
         # Computed on first use; all outputs start with it.
         self.first_completion: tuple[int, ...] | None = None
-        self._originals = [_Original(original)]
+        self._originals = [Original(original)]
 
     @classmethod
     def of(
@@ -143,6 +147,7 @@ class GrammarLanguage:
             translation.not_enforced,
             CompletionHints(translation.hints),
             may_run_on=translation.may_run_on,
+            watch=translation.watch,
         )
         language.suggested = translation.completion
         return language
@@ -156,6 +161,7 @@ class GrammarLanguage:
             self.hints.all(),
             self.may_run_on,
             self.first_completion,
+            self.watch,
         )
 
     def matcher(self) -> "GrammarMatcher":
@@ -164,11 +170,14 @@ class GrammarLanguage:
             original = min(self._originals, key=lambda each: len(each.clones), default=None)
             is_busy = original is not None and len(original.clones) >= _MAX_CLONES
             if original is None or (is_busy and self._may_have_another()):
-                original = _Original(self._compile())
+                original = Original(self._compile())
                 self._originals.append(original)
-            return GrammarMatcher(self, original, original.matcher.deep_copy())
+            return self._copy_of(original)
 
-    def discard(self, original: _Original) -> None:
+    def _copy_of(self, original: Original) -> "GrammarMatcher":
+        return GrammarMatcher(self, original, original.matcher.deep_copy())
+
+    def discard(self, original: Original) -> None:
         """Stop cloning an original: the lexer of its clones has too many states."""
         with self._lock:
             self._originals = [each for each in self._originals if each is not original]
@@ -191,12 +200,13 @@ class GrammarLanguage:
         with self._lock:
             if self._in_bytes is None and self._has_bytes:
                 try:
-                    self._in_bytes = GrammarLanguage(
+                    self._in_bytes = type(self)(
                         byte_vocabulary(),
                         in_bytes(self.grammar),
                         self._limits,
                         self._explain,
                         may_run_on=self.may_run_on,
+                        watch=self.watch,
                     )
                 except ConstraintError:
                     self._has_bytes = False
@@ -222,7 +232,7 @@ def is_json(language: Language) -> bool:
 class GrammarMatcher:
     """The state of one output in a grammar. See `constraints.matcher.Matcher`."""
 
-    def __init__(self, language: GrammarLanguage, original: _Original, inner: LLMatcher) -> None:
+    def __init__(self, language: GrammarLanguage, original: Original, inner: LLMatcher) -> None:
         self._language = language
         self._tokens = language.vocabulary.tokens
         self._end_ids = frozenset(language.vocabulary.end_ids)

@@ -9,10 +9,13 @@ from constraints.grammars.schema.disjoint import open_one_ofs
 from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
 from constraints.grammars.schema.locate_refusal import RefusalLocator
 from constraints.grammars.schema.narrow_ranges import close_narrow_ranges
+from constraints.grammars.schema.place import NOT_WATCHED, WATCH
 from constraints.grammars.schema.reading import Json, below, read
 from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.grammars.schema.unproductive_definitions import prune
-from constraints.spec import Whitespace
+from constraints.grammars.schema.watched import bound_sets, watches_of
+from constraints.grammars.watching.watch import Watches
+from constraints.spec import ConstraintSpec, Whitespace
 
 # The most parts that a lenient schema drops, one after the other.
 _MAX_RELAXED = 50
@@ -60,17 +63,21 @@ class SchemaGrammar:
         return _written(rewritten, self._whitespace, locator)
 
 
-def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
+def prepare(spec: ConstraintSpec, limits: Limits) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
-    document = read(text)
-    rewritten = relaxed(document, limits) if lenient else checked(document, lenient=False)
-    return _written(rewritten, whitespace, RefusalLocator(rewritten, limits))
+    document = read(spec.text)
+    watches = not spec.is_part
+    if spec.lenient:
+        rewritten = relaxed(document, limits, watches=watches)
+    else:
+        rewritten = checked(document, watches=watches)
+    return _written(rewritten, spec.whitespace, RefusalLocator(rewritten, limits))
 
 
-def relaxed(document: Json, limits: Limits) -> Rewritten:
+def relaxed(document: Json, limits: Limits, *, watches: bool = True) -> Rewritten:
     """All of a parsed schema that can be enforced, or its type. Raises Malformed, Contradiction."""
     try:
-        rewritten = checked(document, lenient=True)
+        rewritten = checked(document, lenient=True, watches=watches)
     except (NotEnforced, TooComplex):
         return of_its_type(document)
     locator = RefusalLocator(rewritten, limits)
@@ -97,11 +104,14 @@ def _written(
 _ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
 
 
-def checked(document: Json, *, lenient: bool) -> Rewritten:
-    """Rewrite and check a parsed schema."""
-    rewritten = rewrite(document, lenient=lenient)
+def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> Rewritten:
+    """Rewrite and check a parsed schema. `watches`: whether its texts can be watched."""
+    rewritten = rewrite(document, lenient=lenient, watches=watches)
+    bound_sets(rewritten.root, rewritten.definitions)
     close_narrow_ranges(rewritten.root, rewritten.definitions)
     _settle(rewritten)
+    if watches:
+        rewritten.watches = _watches(rewritten, lenient=lenient)
     if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
         pointer = rewritten.needs_u[0]
         raise NotEnforced(
@@ -123,6 +133,18 @@ def _settle(rewritten: Rewritten) -> None:
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 
+def _watches(rewritten: Rewritten, *, lenient: bool) -> Watches:
+    """What is watched. Raises NotEnforced for what depends on the instance; or records it."""
+
+    def refuse(schema: Json, keyword: str) -> None:
+        pointer = below(rewritten.origins.get(id(schema), ""), keyword)
+        if not lenient:
+            raise NotEnforced(f"{pointer}: {NOT_WATCHED}", pointer)
+        rewritten.not_enforced.append(pointer)
+
+    return watches_of(rewritten.root, rewritten.definitions, refuse)
+
+
 def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
     """Drop the parts that the engine refuses, one by one, and record them."""
     for _ in range(_MAX_RELAXED):
@@ -132,7 +154,7 @@ def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
         part = locator.part(NotEnforced)
         pointer = rewritten.origins.get(id(part), "")
         given_up = [key for key in _GIVEN_UP if key in part]
-        for key in given_up or list(part):
+        for key in given_up or [key for key in part if key != WATCH]:
             inner = part.pop(key)
             if key == "oneOf":
                 part.setdefault("allOf", []).append({"anyOf": inner})

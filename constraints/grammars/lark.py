@@ -233,7 +233,7 @@ def _pattern(text: str, word: Word) -> str:
 
 def _wrong_schema(word: Word) -> ConstraintError | None:
     """The error of the engine about an embedded schema, if there is one."""
-    locator = RefusalLocator(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
+    locator = RefusalLocator(json_schema.checked(word.value, watches=False), LIMITS[Kind.LARK])
     message = locator.message(locator.rewritten.root)
     return locator.error(message) if message else None
 
@@ -254,9 +254,9 @@ def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError
 def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> str:
     try:
         if lenient:
-            rewritten = json_schema.relaxed(word.value, LIMITS[Kind.LARK])
+            rewritten = json_schema.relaxed(word.value, LIMITS[Kind.LARK], watches=False)
         else:
-            rewritten = json_schema.checked(word.value, lenient=False)
+            rewritten = json_schema.checked(word.value, watches=False)
     except ConstraintError as error:
         raise _in_schema(text, word, error) from None
     literal = json_literal(rewritten.root, rewritten.definitions, whitespace)

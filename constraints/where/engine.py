@@ -192,6 +192,11 @@ class WhereLanguage:
             self.transition_cache.transitions(state * inside)
 
     @property
+    def may_have_dead_ends(self) -> bool:
+        """Whether masks may lead to where no text ends: never."""
+        return False
+
+    @property
     def knows_distances(self) -> bool:
         """Masks take account of `max_len`, and `shortest` is exact."""
         return self.distances is not None

@@ -82,6 +82,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "text": job.spec.text,
         "whitespace": job.spec.whitespace.value,
         "lenient": job.spec.lenient,
+        "is_part": job.spec.is_part,
     }
     if isinstance(job, Verify):
         return {"spec": spec, "finished": job.text}
@@ -105,6 +106,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
         fields["spec"]["text"],
         Whitespace(fields["spec"]["whitespace"]),
         fields["spec"]["lenient"],
+        fields["spec"]["is_part"],
     )
     if "finished" in fields:
         return Verify(spec, fields["finished"])
@@ -194,6 +196,7 @@ def _translation_from_json(fields: Mapping[str, Any] | None) -> Translation | No
         tuple(hint.encode("latin-1") for hint in fields["hints"]),
         fields["may_run_on"],
         None if completion is None else tuple(completion),
+        fields["watch"],
     )
 
 

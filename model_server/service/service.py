@@ -429,6 +429,7 @@ def translation_from_pb(message: pb.Constraint) -> Translation | None:
             hints=tuple(found.hints),
             may_run_on=found.may_run_on,
             completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
+            watch=found.watch,
         )
     except ValueError as error:
         raise InvalidStep(str(error)) from error

@@ -79,8 +79,8 @@ _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     }
 )
 
-# kind, whitespace, lenient, digest of the text; then stops, length, cuts, thought, or a digest of
-# texts
+# kind, whitespace, lenient, is_part, digest of the text; then stops, length, cuts, thought, or a
+# digest of texts
 _Key = tuple[object, ...]
 _Finding = CheckResult | ConstraintError
 
@@ -385,7 +385,7 @@ def _key(job: Check) -> _Key:
 
 
 def _spec_key(spec: ConstraintSpec) -> _Key:
-    return (spec.kind, spec.whitespace, spec.lenient, _digest(spec.text))
+    return (spec.kind, spec.whitespace, spec.lenient, spec.is_part, _digest(spec.text))
 
 
 def _digest(text: str) -> bytes:

@@ -53,7 +53,8 @@ def constrain_between_marks(
         whitespace=grammar.whitespace or Whitespace.FLEXIBLE,
         cuts=grammar.cuts,
     )
-    return replace(raw, grammar=whole, grammar_parts=((field, replace(grammar, cuts=True)),))
+    part = replace(grammar, cuts=True, is_part=True)
+    return replace(raw, grammar=whole, grammar_parts=((field, part),))
 
 
 def _escaped(match: re.Match[str]) -> str:

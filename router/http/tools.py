@@ -251,7 +251,7 @@ def constrain_to_tools(
     parts = {tool.place: _arguments(tool, answer_format) for tool in allowed.tools}
     if raw.grammar is not None and allowed.allows_text:
         form = _form(raw.grammar, raw.names["grammar"], answer_format)
-        parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
+        parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True, is_part=True)
     for token_id in raw.stop_token_ids or ():
         if token_id in marks.values():
             rule = "must have no token of the model's calls where `tools` may be called"
@@ -284,6 +284,7 @@ def _arguments(tool: AllowedTool, answer_format: AnswerFormat) -> RawGrammar:
         cuts=True,
         strict=tool.strict,
         not_enforced=tuple(lost),
+        is_part=True,
     )
 
 

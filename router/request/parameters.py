@@ -47,6 +47,7 @@ class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
     `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`; None: unset.
+    So is `is_part`.
     `strict` is OpenAI's: False leaves what cannot be enforced to a check of the finished text, None
     stands for fields without it, for which `remedy` says how that is asked for. `not_enforced` are
     JSON Pointers of what is left to that check in any case. `parts` are those of `Constraint`.
@@ -61,6 +62,7 @@ class RawGrammar:
     remedy: str = _WITH_LENIENT
     not_enforced: tuple[str, ...] = ()
     parts: AnswerParts | None = None
+    is_part: bool = False
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
@@ -76,6 +78,7 @@ class RawGrammar:
             self._text(name),
             whitespace=self.whitespace or Whitespace.FLEXIBLE,
             lenient=bool(self.lenient),
+            is_part=self.is_part,
         )
         return Constraint(
             spec,

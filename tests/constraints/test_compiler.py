@@ -119,8 +119,10 @@ def test_a_pattern_that_looks_around_is_told_when_it_is_its_size() -> None:
 
 NUM_STEPS = 12
 TRANSLATED = [name for name, spec in CASES.items() if spec.kind is not Kind.WHERE]
-LENIENT = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "maxItems": 2}'
+SET = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "maxItems": 2}'
+LENIENT = '{"type": "array", "items": {"type": "integer"}, "$dynamicRef": "#a", "maxItems": 2}'
 MORE = {
+    "set": ConstraintSpec(Kind.JSON_SCHEMA, SET),
     "lenient": ConstraintSpec(Kind.JSON_SCHEMA, LENIENT, lenient=True),
     "gbnf": ConstraintSpec(Kind.GBNF, 'root ::= "a" [0-9]+ | "b" root'),
     "runs on": ConstraintSpec(Kind.LARK, 'start: "a"+ "b"'),
@@ -157,7 +159,11 @@ def test_a_language_that_was_translated_elsewhere_has_the_same_masks(name: str) 
     second = compiled(spec, translation)
     assert isinstance(second, GrammarLanguage)
     assert second.translation == Translation(
-        translation.grammar, translation.not_enforced, translation.hints, translation.may_run_on
+        translation.grammar,
+        translation.not_enforced,
+        translation.hints,
+        translation.may_run_on,
+        watch=translation.watch,
     )
     assert second.matcher().shortest(ANY_LEN) == completion == translation.completion
     assert second.translation == translation

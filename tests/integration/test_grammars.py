@@ -229,7 +229,8 @@ def test_a_form_that_masks_cannot_keep_whole_is_served_unless_it_is_strict(
     server: RunningServer,
 ) -> None:
     one = {"type": "integer", "minimum": 1, "maximum": 1}
-    schema = {"type": "array", "items": one, "minItems": 2, "uniqueItems": True}
+    options = [{"uniqueItems": True}, {"maxItems": 0}]
+    schema = {"type": "array", "items": one, "minItems": 2, "anyOf": options}
 
     def asked(**more: Any) -> httpx.Response:
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}
@@ -240,12 +241,35 @@ def test_a_form_that_masks_cannot_keep_whole_is_served_unless_it_is_strict(
         answer = asked(**more)
         choice = answer.json()["choices"][0]
         assert json.loads(choice["message"]["content"])[:2] == [1, 1]
-        assert answer.headers["x-not-enforced"] == "response_format#/uniqueItems"
+        assert answer.headers["x-not-enforced"] == "response_format#/anyOf/0/uniqueItems"
         assert choice["constraint_satisfied"] is False
         assert choice["constraint_violation"]
     refused = asked(strict=True)
     assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
-    assert refused.json()["error"]["constraint"]["pointer"] == "/uniqueItems"
+    assert refused.json()["error"]["constraint"]["pointer"] == "/anyOf/0/uniqueItems"
+
+
+def test_the_items_of_a_set_differ_in_every_form(server: RunningServer) -> None:
+    item = {"type": "integer", "minimum": 1, "maximum": 4}
+    numbers = {"type": "array", "items": item, "minItems": 3, "uniqueItems": True}
+    schema = {
+        "type": "object",
+        "properties": {"numbers": numbers},
+        "required": ["numbers"],
+        "additionalProperties": False,
+    }
+    form = {"name": "a", "schema": schema, "strict": True}
+    for more in ({"temperature": 0}, {"temperature": 2, "seed": 1}, {"temperature": 2, "seed": 2}):
+        body = {
+            "messages": [HELLO],
+            "max_tokens": 30,
+            "response_format": {"type": "json_schema", "json_schema": form},
+            **more,
+        }
+        choice = posted(server, "/v1/chat/completions", body).json()["choices"][0]
+        made = json.loads(choice["message"]["content"])["numbers"]
+        assert len(set(made)) == len(made) >= len({1, 2, 3})
+        assert choice["constraint_satisfied"] is True
 
 
 def test_a_form_is_kept_beside_tools_that_are_not(server: RunningServer) -> None:

@@ -223,7 +223,7 @@ def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
 
 def _unique_items(place: Place, value: Json, pointer: str) -> None:
     if value and place.schema.get("maxItems", 2) > 1:
-        place.rewriter.refuse(pointer, "that all items differ is not enforced")
+        place.watch("uniqueItems", value, pointer)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -5,6 +5,8 @@ the two requires: the tag of a tagged union. Of strings told apart by patterns a
 the engine whether any is both.
 """
 
+from collections.abc import Mapping
+
 from llguidance import LLMatcher
 
 from constraints.errors import Contradiction
@@ -81,7 +83,7 @@ def are_disjoint(one: Json, other: Json, definitions: _Definitions, depth: int =
     for first, second in ((one, other), (other, one)):
         if any(
             are_disjoint(conjunct, second, definitions, depth + 1)
-            for conjunct in _conjuncts(first, definitions)
+            for conjunct in conjuncts(first, definitions)
         ):
             return True
         for key in ("anyOf", "oneOf"):
@@ -90,17 +92,19 @@ def are_disjoint(one: Json, other: Json, definitions: _Definitions, depth: int =
             ):
                 return True
     return all(
-        _differ_as(name, one, other, definitions, depth) for name in _types(one) & _types(other)
+        _differ_as(name, one, other, definitions, depth) for name in types_of(one) & types_of(other)
     )
 
 
-def _conjuncts(schema: Json, definitions: _Definitions) -> list[Json]:
+def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
+    """The schemas that hold beside a schema's own keywords."""
     referred = [definitions[schema["$ref"].rpartition("/")[2]]] if "$ref" in schema else []
     return [*referred, *schema.get("allOf", ())]
 
 
-def _types(schema: Json) -> frozenset[str]:
-    values = _values(schema)
+def types_of(schema: Json) -> frozenset[str]:
+    """The types that a schema's own keywords allow; an integer is a number."""
+    values = values_of(schema)
     if values is not None:
         return frozenset(_type_of(value) for value in values)
     types = schema.get("type", _ALL_TYPES)
@@ -123,7 +127,8 @@ def _type_of(value: Json) -> str:
     return "object"
 
 
-def _values(schema: Json) -> list[Json] | None:
+def values_of(schema: Json) -> list[Json] | None:
+    """The values that a schema lists."""
     if "const" in schema:
         return [schema["const"]]
     values: list[Json] | None = schema.get("enum")
@@ -131,8 +136,8 @@ def _values(schema: Json) -> list[Json] | None:
 
 
 def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
-    mine = _values(one)
-    theirs = _values(other)
+    mine = values_of(one)
+    theirs = values_of(other)
     if mine is not None and theirs is not None:
         return not {equal_key(value) for value in mine if _type_of(value) == name} & {
             equal_key(value) for value in theirs if _type_of(value) == name

@@ -6,9 +6,17 @@ from typing import Protocol
 
 from constraints.grammars.schema.reading import Json, below
 
+# What the engine is told of neither: keywords for which texts are watched beside it.
+WATCH = "x-watch"
+NOT_WATCHED = "it is enforced only where the whole text is JSON, and where no choice decides on it"
+
 
 class SchemaRewriter(Protocol):
     """The rewriter of a document, as the handlers of keywords use it."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether texts are watched for what the engine does not remember."""
 
     def refuse(self, pointer: str, reason: str) -> None:
         """Raises NotEnforced; in a lenient schema, records it."""
@@ -59,6 +67,13 @@ class Place:
     def more(self, raw: Json, place: str) -> None:
         """Require another raw schema, too."""
         self.also.append(self.rewriter.schema(raw, place))
+
+    def watch(self, keyword: str, value: Json, pointer: str) -> None:
+        """Have the engine's texts watched for a keyword of this schema, where that can be done."""
+        if self.rewriter.watches:
+            self.out.setdefault(WATCH, {})[keyword] = value
+        else:
+            self.rewriter.refuse(pointer, NOT_WATCHED)
 
     def map(self, value: Json, place: str) -> dict[str, Json]:
         """The rewritten schemas of an object of them."""

@@ -27,6 +27,7 @@ from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, at, below, shown
 from constraints.grammars.schema.references import References
 from constraints.grammars.schema.unique_values import listed
+from constraints.grammars.watching.watch import Watches
 
 # The most visits of subschemas.
 _MAX_SCHEMAS = 50_000
@@ -46,6 +47,7 @@ class Rewritten:
     not_enforced: pointers of what was dropped
     origins:      the pointer that each schema of the result came from, by its id()
     needs_u:      pointers of strings that JSON can only write with \\u
+    watches:      what is watched beside the engine; set by `checked`
     """
 
     document: Json = field(repr=False)
@@ -54,6 +56,7 @@ class Rewritten:
     not_enforced: list[str]
     origins: dict[int, str] = field(repr=False)
     needs_u: list[str]
+    watches: Watches = ()
 
 
 def _whole(pattern: str) -> str:
@@ -62,16 +65,26 @@ def _whole(pattern: str) -> str:
 
 
 def rewrite(
-    document: Json, *, lenient: bool = False, translate: Callable[[str], str] = _whole
+    document: Json,
+    *,
+    lenient: bool = False,
+    translate: Callable[[str], str] = _whole,
+    watches: bool = True,
 ) -> Rewritten:
-    """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex."""
-    return _Rewriter(in_lower_case(document), lenient, translate).rewrite()
+    """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex.
+
+    watches: whether texts can be watched for what the engine does not remember
+    """
+    return _Rewriter(in_lower_case(document), lenient, translate, watches=watches).rewrite()
 
 
 class _Rewriter:
     """Rewrites one document, from the root through all references."""
 
-    def __init__(self, document: Json, lenient: bool, translate: Callable[[str], str]) -> None:
+    def __init__(
+        self, document: Json, lenient: bool, translate: Callable[[str], str], *, watches: bool
+    ) -> None:
+        self.watches = watches
         self._document = document
         self._translate = translate
         self._lenient = lenient
@@ -181,8 +194,12 @@ class _Rewriter:
             _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
         elif keyword in REFUSED:
             self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
-        elif keyword in CONTENT or keyword.startswith(EXTENSIONS):
+        elif keyword.startswith(EXTENSIONS):
             self.note(place)
+        elif keyword in CONTENT:
+            # Generators write base64 with its pattern.
+            if keyword != "contentEncoding" or "pattern" not in schema:
+                self.note(place)
         elif keyword not in ANNOTATIONS and keyword != "nullable":
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:

@@ -194,7 +194,7 @@ def test_a_schema_in_a_grammar_that_is_none_has_no_hints(schema: str) -> None:
 def test_a_schema_that_is_rewritten_already_has_hints_as_good(name: str) -> None:
     text = json.dumps(SCHEMAS[name])
     spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
-    schema = prepare(text, Whitespace.COMPACT, False, LIMITS[Kind.JSON_SCHEMA])
+    schema = prepare(spec, LIMITS[Kind.JSON_SCHEMA])
 
     (example,), (expected,) = hints_of(spec, rewritten=schema.rewritten).first, hints_of(spec).first
 
