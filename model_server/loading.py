@@ -7,7 +7,7 @@ load:   check -> ranks meet -> weights -> proof
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
@@ -133,6 +133,7 @@ def load(
     constraints = prepared.constraints
     of_model, checked, _ = prepared.found
     device = of_model.device
+    setup = _setup(settings, of_model.folder)
     world = World.connect(
         rank=settings.rank,
         world_size=settings.world_size,
@@ -140,7 +141,7 @@ def load(
         master_port=settings.master_port,
         device=device,
         address=settings.url,
-        setup=_setup(settings, of_model.folder),
+        setup=setup,
         on_lost=on_lost if settings.spans_machines else None,
     )
     _log.info("reading the weights on %s", device)
@@ -176,7 +177,7 @@ def load(
         str(model.dtype).removeprefix("torch."),
         model.executor,
     )
-    return Loaded(runner, _info(settings, checked, model), constraints, world.addresses)
+    return Loaded(runner, _info(settings, checked, model, setup), constraints, world.addresses)
 
 
 def _setup(settings: ServeConfig, folder: Path) -> dict[str, str]:
@@ -456,7 +457,11 @@ def _guides(model: PagedModel, constraints: ConstraintCache) -> MaskScheduler:
     )
 
 
-def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) -> ModelInfo:
+def _info(
+    settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel, setup: Mapping[str, str]
+) -> ModelInfo:
+    device = model.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return ModelInfo(
         model_id=settings.model_id,
         model_type=model.model_type,
@@ -480,4 +485,5 @@ def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) 
         state_bytes=model.state_bytes,
         keeps_states=model.keeps_states,
         max_loras=model.max_loras,
+        setup=sha256(repr((sorted(setup.items()), gpu)).encode()).hexdigest()[:16],
     )

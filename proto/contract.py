@@ -319,6 +319,8 @@ class ModelInfo:
     state_bytes:     of one sequence's state on one rank; 0: keys and values are all there is
     keeps_states:    whether a state can be kept at a block boundary, and begun from
     max_loras:       LoRA adapters that may be loaded at one time
+    setup:           a digest of what decides bits beside the executor: versions, checkpoint, flags,
+        GPU
     """
 
     model_id: str
@@ -343,6 +345,7 @@ class ModelInfo:
     state_bytes: int = 0
     keeps_states: bool = False
     max_loras: int = 0
+    setup: str = ""
 
 
 @dataclass(frozen=True, slots=True)

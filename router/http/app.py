@@ -9,6 +9,7 @@ Access (ids, log line, metrics) -> Cors -> ApiKeyAuth (keys) -> Starlette (routi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -137,7 +138,7 @@ def create_app(
             BodyReader(max_body_len + MAX_TOLD_LEN, body_timeout_s, cuts),
             parser,
             front_secret,
-            services.info.system_fingerprint,
+            _replica_fingerprint(services),
             limits.vocab_size,
         ),
         services.sockets.app(_lmtp(services, bodies, parser, socket_limits or SocketLimits())),
@@ -154,6 +155,13 @@ def create_app(
     if aliases:
         app = Aliases(app, aliases)
     return Access(app, new_record, services.errors)
+
+
+def _replica_fingerprint(services: Services) -> str:
+    """Of all that decides the bytes of an answer, where requests and names are the same."""
+    info = services.info
+    rules = (info.setup, sorted(info.limits.sampling_defaults.items()), services.reading_rules)
+    return f"{info.system_fingerprint}-{sha256(repr(rules).encode()).hexdigest()[:16]}"
 
 
 class ByKind:

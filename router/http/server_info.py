@@ -30,7 +30,8 @@ class ServerInfo:
 
     `model_id` is the model's one name in lists. Requests may name one of `aliases` too: those are
     never listed, since a path of this machine can be among them. `created_s` is in Unix time.
-    Lengths in tokens. `example_prompts` are those of the model's card.
+    Lengths in tokens. `setup` is a digest of the shards' versions, checkpoint, flags and GPU.
+    `example_prompts` are those of the model's card.
     """
 
     model_id: str
@@ -56,6 +57,7 @@ class ServerInfo:
     prefix_caching: bool = True
     num_states: int = 0
     example_prompts: tuple[ExamplePrompt, ...] = ()
+    setup: str = ""
 
     @property
     def system_fingerprint(self) -> str:
@@ -242,6 +244,7 @@ def server_info(
         prefix_caching=caches_prefixes(config, info),
         num_states=pool.num_states,
         example_prompts=prompts,
+        setup=info.setup,
     )
 
 

@@ -78,7 +78,7 @@ async def test_a_stream_that_began_elsewhere_goes_on_only_if_it_may_differ() -> 
 
 
 ROOT = "0" * 32
-GOOD = {"root": ROOT, "asked_s": 1e9, "fingerprint": "0.0.1", "cached": [0]}
+GOOD: dict[str, Any] = {"root": ROOT, "asked_s": 1e9, "fingerprint": "0.0.1", "cached": [0]}
 
 
 @pytest.mark.parametrize(
