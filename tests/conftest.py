@@ -14,12 +14,13 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.durations import Durations, leave_out_the_longest, longest_files_first, recorded
 from tests.hypothesis_profiles import load_profile
-from tests.integration.server import RunningServer, launched, wait_until_gone
+from tests.integration.server import FRONT_SECRET, RunningServer, launched, wait_until_gone
 
 load_profile()
 
@@ -110,7 +111,8 @@ def server() -> Iterator[RunningServer]:
     """
     # Constraints may take their time on a busy machine.
     flags = ("--served-model-name", "demo", "--dtype", "float32", "--constraint-timeout", "20")
-    with launched(*flags, WATERMARK_GAMMA="0.25", WATERMARK_DELTA="6.0") as running:
+    environ: dict[str, Any] = {"WATERMARK_GAMMA": "0.25", "WATERMARK_DELTA": "6.0"}
+    with launched(*flags, **environ, FRONT_SECRET=FRONT_SECRET) as running:
         yield running
         # Whoever kills the launcher has the whole server ended.
         pids = running.descendants()

@@ -18,6 +18,7 @@ from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 START_TIMEOUT_S = 300.0
+FRONT_SECRET = "of-sixteen-characters"
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ import pytest
 from tests.byte_tokenizer import NUM_SPECIAL
 from tests.fake_script import saying
 from tests.fakes import FakeShard
+from tests.integration.server import FRONT_SECRET
 from tests.router.http.harness import House, housing
-from tests.router.http.test_moving import FRONT_SECRET, GENERATE, Told, ask
+from tests.router.http.test_moving import GENERATE, Told, ask
 
 BODY: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 6}}
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "stream": True}
