@@ -24,7 +24,6 @@ from typer.core import TyperCommand
 
 from client.cli import commands as client_commands
 from client.errors import TandemError
-from constraints.check_command import CheckConfig, check
 from fleet.config import AUTO, FleetConfig
 from model_server.config import ServeConfig, parse_quantize
 from model_server.config import parse as parse_shard
@@ -741,6 +740,9 @@ def check_command(context: typer.Context) -> None:
 
     Exit codes: 0 all accepted, 1 some refused, 2 the constraint or the command is at fault.
     """
+    # No other command needs what it imports.
+    from constraints.check_command import CheckConfig, check  # noqa: PLC0415
+
     limits = [each for each in fields(RouterConfig) if each.name.startswith("constraint_")]
     command_line = CommandLine(
         [*fields(CheckConfig), *limits], "launcher check", check_command.__doc__ or ""

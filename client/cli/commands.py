@@ -1,20 +1,18 @@
-"""The commands that talk to a server: `launcher client`, `query`, `top` and `batch`."""
+"""The commands that talk to a server: `launcher client`, `query`, `top` and `batch`.
+
+Each imports what it needs once it is called: `launcher serve`, which has them as well, would take
+half a second longer to start.
+"""
+
+# ruff: noqa: PLC0415
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from client.cli.batch import BatchSettings, run_batch
-from client.cli.client import ClientSettings, run_client
-from client.cli.query import QuerySettings, read_variables
-from client.cli.query import query as run_query
-from client.cli.terminal import ExitCode
-from client.cli.top import TopSettings
-from client.cli.top import top as run_top
 from client.config import DEFAULT_URL, read_config
 from client.errors import BadInput, InvalidRequest
-from client.lmtp.address import read_address
 
 _URL_DEFAULT = f"TANDEM_URL, or {DEFAULT_URL}"
 _URL_HELP = "The server: http(s)://, ws(s):// or host:port."
@@ -80,6 +78,9 @@ def client(
     Exit codes: 0; 1 if there is no server, or if such a line was wrong or not answered; 130 after
     Ctrl-C.
     """
+    from client.cli.client import ClientSettings, run_client
+    from client.lmtp.address import read_address
+
     config = read_config()
     place = url or config.url
     settings = ClientSettings(
@@ -105,6 +106,10 @@ def top(
 
     Exit codes: 0; 1 if there is no server; 130 after Ctrl-C.
     """
+    from client.cli.top import TopSettings
+    from client.cli.top import top as run_top
+    from client.lmtp.address import read_address
+
     config = read_config()
     place = url or config.url
     key = api_key or read_address(place).key or config.api_key
@@ -127,6 +132,9 @@ def batch(
 
     Exit codes: 0 all lines are answered; 1 some failed, or no server; 130 after Ctrl-C.
     """
+    from client.cli.batch import BatchSettings, run_batch
+    from client.lmtp.address import read_address
+
     config = read_config()
     place = url or config.url
     key = api_key or read_address(place).key or config.api_key
@@ -153,6 +161,11 @@ def query(
     Exit codes: 0 done; 1 no server, or it refused or failed; 2 the program or the command is wrong;
     3 no text was found that keeps the program's conditions; 130 after Ctrl-C.
     """
+    from client.cli.query import QuerySettings, read_variables
+    from client.cli.query import query as run_query
+    from client.cli.terminal import ExitCode
+    from client.lmtp.address import read_address
+
     config = read_config()
     place = url or config.url
     try:
