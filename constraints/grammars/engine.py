@@ -27,6 +27,7 @@ from constraints.grammars.deterministic_suffix import deterministic_suffix_of
 from constraints.grammars.limits import Limits
 from constraints.guiding.alphabet import as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
+from constraints.guiding.dive import dive
 from constraints.guiding.search import MAX_BEFORE, shortest_completion
 from constraints.matcher import Language
 from constraints.translation import Translation
@@ -108,6 +109,8 @@ class GrammarLanguage:
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
         self.watch = watch
+        # Schemas are in it, and their leaves among the hints.
+        self.has_json = "%json" in grammar
         self.suggested: tuple[int, ...] | None = None
         self._limits = limits
         self._explain = explain
@@ -325,13 +328,20 @@ class GrammarMatcher:
         if known is not None and len(known) <= max_len:
             return known
         if not self._made:
-            # The first hint of a schema is an instance. The engine for searches is compiled later.
             guess = language.suggested
             if guess is None and language.hints.first:
                 guess = spelled(language.hints.first[0], language.vocabulary)
             if guess and len(guess) <= max_len and completes(self, language.vocabulary, guess):
                 language.first_completion = guess
                 return guess
+        if language.has_json:
+            # The engine for searches is compiled later.
+            before = text_of(tuple(self._made), language.vocabulary)
+            found = dive(self, language.vocabulary, max_len, language.hints.all(), before)
+            if found is not None:
+                if not self._made:
+                    language.first_completion = found
+                return found
         found = shortest_completion(
             self,
             language.vocabulary,

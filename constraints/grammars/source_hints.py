@@ -1,12 +1,12 @@
 """Extracts hints from a constraint's source: texts of its language, or of parts of it.
 
-They give a search what masks do not show: a small instance of a schema, or the one word of a
+They give a search what masks do not show: the leaves of a schema, or the one word of a
 pattern that ends a loop. A wrong hint costs one check by the matcher and nothing else.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from constraints.errors import ConstraintError
 from constraints.grammars.example_text import MAX_PATTERN_LEN, example_text
@@ -14,17 +14,14 @@ from constraints.grammars.lark_reader import words
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
-from constraints.grammars.schema.reading import Json, check
+from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.rewriting import Rewritten
-from constraints.grammars.schema_hints import MAX_TIME_S, Instances
-from constraints.guiding.completion import CompletionHints, TimeLimit
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.grammars.schema_hints import leaves
+from constraints.guiding.completion import CompletionHints
+from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import mark_of
 
 MAX_HINTS = 12
-# The most hints that are JSON, in addition: one for each part of a schema.
-MAX_INSTANCES = 200
-MAX_INSTANCES_LEN = 32_000
 # Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS = 200
@@ -56,7 +53,7 @@ def hints_of(
     """
     if len(spec.text) > MAX_SOURCE_LEN:
         return CompletionHints()
-    parts: list[str] = []
+    parts: list[bytes] = []
     marks: list[bytes] = []
     match spec.kind:
         case Kind.JSON_SCHEMA:
@@ -67,7 +64,7 @@ def hints_of(
             text, schemas = _without_schemas(spec.text)
             found = _of_grammar(text)
             marks = [mark_of(int(each)) for each in dict.fromkeys(_SPECIAL.findall(text))]
-            parts = _of_schemas(schemas, _separators(spec))
+            parts = [leaf for schema in schemas for leaf in leaves(schema)]
         case Kind.GBNF:
             found = [*_of_grammar(spec.text), *_of_terminals(grammar)]
         case Kind.CHOICE:
@@ -75,39 +72,23 @@ def hints_of(
         case Kind.WHERE:
             found = []
     best = list(dict.fromkeys(text for text in found if text))[:MAX_HINTS]
-    return CompletionHints((*marks, *_encoded((*best, *_quoted(parts)))))
+    return CompletionHints((*marks, *_encoded(best), *dict.fromkeys(parts)))
 
 
 def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionHints:
     is_at_hand = rewritten is not None and not _WITH_PATTERNS.search(spec.text)
-    instances = Instances(rewritten if is_at_hand else json.loads(spec.text), _separators(spec))
 
-    def parts() -> tuple[bytes, ...]:
-        return _encoded(_quoted(instances.parts(TimeLimit(MAX_TIME_S))))
+    def more() -> tuple[bytes, ...]:
+        if rewritten is None or not is_at_hand:
+            return leaves(json.loads(spec.text))
+        return leaves([rewritten.root, rewritten.definitions])
 
-    return CompletionHints(_encoded([instances.whole] if instances.whole else []), parts)
+    return CompletionHints((), more)
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
     """The distinct texts in UTF-8; drops lone surrogates."""
     return tuple(dict.fromkeys(text.encode(errors="ignore") for text in texts))
-
-
-def _separators(spec: ConstraintSpec) -> tuple[str, str]:
-    return (", ", ": ") if spec.whitespace is Whitespace.SPACED else (",", ":")
-
-
-def _quoted(parts: list[str]) -> Iterator[str]:
-    """The first parts, up to the limit.
-
-    Only those with a quotation mark: others could be parts of longer strings.
-    """
-    left = MAX_INSTANCES_LEN
-    for part in [part for part in parts if '"' in part][:MAX_INSTANCES]:
-        left -= len(part)
-        if left < 0:
-            return
-        yield part
 
 
 def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
@@ -121,22 +102,6 @@ def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
     for word in reversed(schemas):
         grammar = grammar[: word.start] + grammar[word.end :]
     return grammar, [word.value for word in schemas]
-
-
-def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
-    """Instances of all schemas, the shortest first."""
-    found: set[str] = set()
-    limit = TimeLimit(MAX_TIME_S)
-    for schema in schemas:
-        if limit.is_over():
-            break
-        try:
-            check(schema)
-        except ConstraintError:
-            continue  # the compiler reports it
-        instances = Instances(schema, separators)
-        found |= {*instances.parts(limit), instances.whole or ""}
-    return sorted(found, key=lambda text: (len(text), text))
 
 
 def _example_match(pattern: str) -> str:

@@ -11,12 +11,7 @@ LENGTH:  an edge costs its bytes: finds the shortest text, if few texts are shor
 The search is limited by nodes, so that the same output always gets the same completions. A limit on
 CPU time is there for grammars whose masks take long.
 
-Splice texts are hints, and the rest of a hint that has begun:
-
-{"a":1,"b":{"c":2},"d":3}
- |     |            +------ ends: wherever an output is among the members of such an object,
- |     +------------------- and however it got there, one of these completes it
- +-------------------------
+Splice texts are hints, and the rest of a hint that has begun.
 
 A search over bytes finds a way to the end, but its texts have a token for nearly every byte. For a
 text that has to be long, `long_completion` takes the longest legal token at each step instead.
@@ -180,10 +175,6 @@ def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
 _MAX_ALLOWED = 64
 # The most bytes before the end at which JSON may have begun.
 _MAX_BEGUN = 256
-# The most ends of one hint, the longest hint that has ends, and the most bytes of all ends.
-_MAX_ENDS = 40
-_MAX_LEN = 4_000
-_MAX_ENDS_LEN = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +182,7 @@ class SpliceTexts:
     """Texts in the tokens that a search uses.
 
     texts:    plain texts, the best first
-    by_start: JSON and its ends by their first byte, the shortest first
+    by_start: JSON by its first byte, the shortest first
     colon:    the tokens behind a key
     """
 
@@ -247,9 +238,8 @@ def spelled_splice_texts(
     """The splice texts of those hints that can be spelled."""
     plain = [hint for hint in hints if hint and not _is_json(hint)]
     whole = [hint for hint in hints if _is_json(hint)]
-    ends = _few(end for hint in whole for end in _ends_of(hint))
     by_start: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
-    for text in sorted(dict.fromkeys((*whole, *ends)), key=len):
+    for text in sorted(whole, key=len):
         splice = spelled(text)
         if splice:
             by_start[text[0]].append(splice)
@@ -266,52 +256,6 @@ def _is_json(hint: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return b'"' in hint
-
-
-def _ends_of(hint: bytes) -> Iterator[bytes]:
-    """The text from each member of the outermost object or array to the end."""
-    if len(hint) > _MAX_LEN or hint[:1] == b'"':
-        return
-    for num_ends, place in enumerate(_members(hint)):
-        if num_ends == _MAX_ENDS:
-            return
-        yield hint[place:]
-
-
-def _few(ends: Iterable[bytes]) -> Iterator[bytes]:
-    left = _MAX_ENDS_LEN
-    for end in ends:
-        left -= len(end)
-        if left < 0:
-            return
-        yield end
-
-
-def _members(hint: bytes) -> Iterator[int]:
-    """Where each member begins."""
-    depth = 0
-    is_quoted = False
-    is_escaped = False
-    for place, byte in enumerate(hint):
-        if is_quoted:
-            is_quoted = is_escaped or byte != ord('"')
-            is_escaped = not is_escaped and byte == ord("\\")
-        elif byte == ord('"'):
-            is_quoted = True
-        elif byte in b"{[":
-            depth += 1
-            if depth == 1:
-                yield _beyond_blanks(hint, place + 1)
-        elif byte in b"}]":
-            depth -= 1
-        elif byte == ord(",") and depth == 1:
-            yield _beyond_blanks(hint, place + 1)
-
-
-def _beyond_blanks(hint: bytes, place: int) -> int:
-    while hint[place : place + 1] == b" ":
-        place += 1
-    return place
 
 
 def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
@@ -549,8 +493,7 @@ def shortest_completion(
     """Tokens that complete the text, at most `max_len`; None: none was found.
 
     tails:      completions that were valid a few tokens ago, the longest first
-    hints:      texts that are legal as a whole somewhere, such as a small instance of each part of
-                a schema
+    hints:      texts that are legal as a whole somewhere, such as a schema's leaves
     bytewise:   a matcher at the same place over `byte_vocabulary`, to search with
     before:     the text that led here, or its end
     is_patient: no step waits for the answer: search for long texts, too

@@ -4,12 +4,12 @@ import json
 import time
 from typing import Any
 
-import jsonschema
 import pytest
 
 from constraints.grammars.json_schema import prepare
 from constraints.grammars.limits import LIMITS
-from constraints.grammars.source_hints import MAX_HINTS, MAX_INSTANCES, MAX_INSTANCES_LEN, hints_of
+from constraints.grammars.schema_hints import MAX_LEAVES
+from constraints.grammars.source_hints import MAX_HINTS, hints_of
 from constraints.guiding.completion import CompletionHints
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import SCHEMAS, record
@@ -19,70 +19,41 @@ def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tupl
     return hints_of(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace)).all()
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
-    jsonschema.validate(json.loads(of_schema(SCHEMAS[name])[0]), SCHEMAS[name])
-
-
 @pytest.mark.parametrize(
-    ("schema", "instance"),
+    ("schema", "hints"),
     [
-        (record({"a": {"type": "string"}}), b'{"a":""}'),
-        ({"enum": ["long", "x", 12345]}, b'"x"'),
-        ({"type": "string", "allOf": [{"pattern": "b$"}, {"pattern": "^a"}]}, b'"ab"'),
+        (record({"a": {"type": "string"}}), (b'"a":',)),
+        ({"enum": ["long", "x", 12345, "fourth"]}, (b'"x"', b"12345", b'"long"')),
+        ({"const": {"b": [1, "é"]}}, ('{"b":[1,"é"]}'.encode(),)),
+        ({"type": "string", "pattern": "^[ab]{3}$"}, (b'"aaa"',)),
+        ({"type": "string", "pattern": "x", "minLength": 3}, (b'"aax"',)),
+        ({"type": "string", "pattern": "(?=y)"}, ()),
+        ({"type": "string", "minLength": 6}, (b'"the th"',)),
+        ({"type": "string", "format": "date"}, (b'"2000-01-01"',)),
         (
-            {"type": "object", "propertyNames": {"pattern": "^x"}, "minProperties": 1},
-            b'{"x":0}',
+            {"type": "string", "format": "email", "minLength": 8},
+            (b'"a@b.cd"', b'"the the "', b'"aaa@b.cd"'),
         ),
+        ({"minimum": 5, "exclusiveMaximum": 9}, (b"5", b"8")),
+        ({"default": {"const": 1}, "examples": [{"const": 2}]}, ()),
+        ({"anyOf": [{"items": {"const": 3}}, {"$defs": {"d": {"const": 4}}}]}, (b"3", b"4")),
     ],
     ids=str,
 )
-def test_instances_are_small(schema: Any, instance: bytes) -> None:
-    assert of_schema(schema)[0] == instance
-
-
-def test_whitespace_is_written_as_it_is_asked_for() -> None:
-    schema = record({"a": {"const": 1}, "b": {"const": 2}})
-    assert of_schema(schema, Whitespace.SPACED)[0] == b'{"a": 1, "b": 2}'
-
-
-def test_parts_are_hints_as_well() -> None:
-    schema = record(
-        {"at": {"type": "string", "format": "date"}, "x": {"pattern": "(?=y)", "type": "string"}}
-    )
-    assert of_schema(schema) == (b'"2000-01-01"',)
-
-
-def test_what_the_least_instance_does_not_meet_has_a_hint_too() -> None:
-    item, branch = record({"i": {"type": "string"}}), record({"longer": {"type": "string"}})
-    schema = record(
-        {
-            "list": {"type": "array", "items": item},
-            "either": {"anyOf": [{"type": "null"}, branch]},
-            "day": {"type": "string", "format": "date"},
-        },
-        ["list", "either"],
-    )
-    assert of_schema(schema) == (
-        b'{"list":[],"either":null}',
-        *(b'""', b'{"i":""}', b'"2000-01-01"', b'{"longer":""}'),
-        b'{"list":[],"either":null,"day":"2000-01-01"}',
-    )
+def test_a_schema_hints_at_its_leaves(schema: Any, hints: tuple[bytes, ...]) -> None:
+    assert of_schema(schema) == hints
 
 
 def test_schemas_inside_of_a_grammar_have_hints_and_no_literals() -> None:
     schema = json.dumps(record({"a": {"type": "string"}, "b": {"const": 1}}))
     spec = ConstraintSpec(Kind.LARK, f'start: "call " %json {schema}', Whitespace.SPACED)
-    assert hints_of(spec).all() == (b"call ", b'""', b'{"a": "", "b": 1}')
+    assert hints_of(spec).all() == (b"call ", b"1", b'"a":', b'"b":')
 
 
 def test_hints_of_many_parts_are_bounded() -> None:
-    parts = {f"p{index}": {"const": "x" * 2_000 + str(index)} for index in range(300)}
-    hints = of_schema({"type": "object", "properties": parts})
-    assert hints[0] == b"{}"
-    assert sum(map(len, hints[1:])) <= MAX_INSTANCES_LEN
-    parts = {f"p{index}": {"const": str(index)} for index in range(300)}
-    assert len(of_schema({"type": "object", "properties": parts})) <= MAX_INSTANCES + 1
+    parts = {f"p{index}": {"const": str(index)} for index in range(600)}
+    assert len(of_schema({"type": "object", "properties": parts})) <= MAX_LEAVES
+    assert of_schema({"const": "x" * 10_000}) == ()
 
 
 @pytest.mark.parametrize(
@@ -191,15 +162,12 @@ def test_a_schema_in_a_grammar_that_is_none_has_no_hints(schema: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(SCHEMAS))
-def test_a_schema_that_is_rewritten_already_has_hints_as_good(name: str) -> None:
+def test_a_schema_that_is_rewritten_already_has_hints_too(name: str) -> None:
     text = json.dumps(SCHEMAS[name])
     spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
     schema = prepare(spec, LIMITS[Kind.JSON_SCHEMA])
 
-    (example,), (expected,) = hints_of(spec, rewritten=schema.rewritten).first, hints_of(spec).first
-
-    jsonschema.validate(json.loads(example), SCHEMAS[name])
-    assert len(example) == len(expected)
+    assert set(hints_of(spec, rewritten=schema.rewritten).all()) >= set(hints_of(spec).all())
 
 
 def test_hints_behind_the_first_are_made_once_and_when_they_are_asked_for() -> None:

@@ -206,17 +206,8 @@ def legal_behind(text: bytes, allowed: bytes) -> list[bytes]:
     return list(map(bytes, pieces.legal(matcher_behind(text), frozenset(allowed))))
 
 
-@pytest.mark.parametrize(
-    ("text", "piece"),
-    [
-        (b"", OBJECT),
-        (b"{", b'"a":"","b":"}"}'),
-        (b'{"a":"what the model wrote",', b'"b":"}"}'),
-        (b'{ "a" : "" , ', b'"b":"}"}'),
-    ],
-)
-def test_an_end_of_a_hint_stands_wherever_a_member_may(text: bytes, piece: bytes) -> None:
-    assert legal_behind(text, b' "{') == [piece]
+def test_a_hint_in_json_stands_where_a_value_may() -> None:
+    assert legal_behind(b"", b' "{') == [OBJECT]
 
 
 def test_a_string_stands_where_a_value_may_and_not_for_a_key() -> None:
