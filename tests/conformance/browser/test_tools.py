@@ -66,6 +66,7 @@ def test_a_call_waits_for_a_result_and_the_chat_goes_on(visit: Visit) -> None:
     assert "tool_choice" not in bodies[1]
     answer = visit.answers()[-1]
     page.locator(".message.tool").get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Edited message")).to_be_focused()
     page.get_by_label("Edited message").fill("It rains.")
     page.get_by_role("button", name="Send as a new branch").click()
     expect(page.locator(".message.tool .branches")).to_contain_text("2 / 2")
@@ -116,6 +117,11 @@ def test_wrong_tools_are_told_with_their_place_and_not_sent(visit: Visit) -> Non
 
     expect(page.locator(".message.assistant")).to_contain_text("line 2, column 23: not JSON")
     assert bodies == []
+    page.get_by_role("button", name="No tools").click()
+    page.get_by_role("button", name="Take an example").click()
+    page.get_by_label("Example").select_option("A date")
+    expect(page.locator(".chip.wrong")).to_have_text("✗ Tools get_weather✕")
+    page.get_by_role("button", name="Turn the constraint off").click()
     page.get_by_role("button", name="No tools").click()
     page.get_by_role("button", name="Regenerate").click()
     visit.ends(1)

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { verdict } from "../constraints/check";
 import { constraint, grammarOf, KINDS, setConstraint } from "../constraints/constraint";
-import { setTools, toolNames, toolSettings, toolTrouble, whyNoCalls } from "../tools/toolSettings";
+import { isClashing, setTools, toolNames, toolSettings, toolTrouble, whyNoCalls } from "../tools/toolSettings";
 import { PARAMETERS, set, troubleOf, typed } from "./parameters";
 import { current, replace } from "./store";
 import type { Section } from "./view";
@@ -31,7 +31,7 @@ export function ActiveChips({ isChat = false, children }: { isChat?: boolean; ch
         <Chip
           name="Tools"
           section="tools"
-          isWrong={toolTrouble.value !== null}
+          isWrong={toolTrouble.value !== null || isClashing.value}
           off="Turn the tools off"
           onOff={() => setTools({ text: "", choice: "auto" })}
         >

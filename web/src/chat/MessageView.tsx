@@ -1,5 +1,5 @@
 // One message of a chat: its text or its tokens, its branches, and what can be done with it.
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { SentFiles } from "../files/AttachedFiles";
 import { sentCall } from "../tools/call";
 import { Calls, Results } from "../tools/Calls";
@@ -124,6 +124,8 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
 
 function Editor({ conversation, message, onEnd }: { conversation: Conversation; message: Message; onEnd: () => void }) {
   const [text, setText] = useState(message.content);
+  const field = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => field.current?.focus(), []);
   const isAnswer = message.role === "assistant";
   function send(): void {
     if (isAnswer) {
@@ -138,7 +140,7 @@ function Editor({ conversation, message, onEnd }: { conversation: Conversation; 
   }
   return (
     <div class="editor">
-      <textarea aria-label="Edited message" rows={3} value={text} onInput={(event) => setText(event.currentTarget.value)} />
+      <textarea ref={field} aria-label="Edited message" rows={3} value={text} onInput={(event) => setText(event.currentTarget.value)} />
       <div class="row">
         <button type="button" class="primary" disabled={text.trim() === ""} onClick={send}>
           {isAnswer ? "Keep as a new branch" : "Send as a new branch"}

@@ -1,7 +1,6 @@
 // The tools that the model may call, as JSON, and whether it has to.
-import { constraint, grammarOf } from "../constraints/constraint";
 import { EXAMPLE } from "./tools";
-import { setTools, toolNames, toolSettings, toolTrouble, whyNoCalls } from "./toolSettings";
+import { isClashing, setTools, toolNames, toolSettings, toolTrouble, whyNoCalls } from "./toolSettings";
 
 export function ToolPanel() {
   const { text, choice, parallel } = toolSettings.value;
@@ -72,7 +71,7 @@ export function ToolPanel() {
           </label>
           <p class="hint">You are the tool: a call waits for the result that you type. Behind a result the model may always answer. Small models rarely call unless
             they must.</p>
-          {choice !== "none" && grammarOf(constraint.value) !== null && (
+          {isClashing.value && (
             <p class="error">There is a constraint as well: the server refuses both at once.</p>
           )}
         </>

@@ -2,6 +2,7 @@
 import { computed, effect, signal } from "@preact/signals";
 import { isObject } from "../api/errors";
 import { info } from "../api/model";
+import { constraint, grammarOf } from "../constraints/constraint";
 import { readTools } from "./tools";
 
 export interface ToolSettings {
@@ -39,6 +40,9 @@ export const whyNoCalls = computed(() => {
   const { calls } = info.value;
   return isObject(calls) && calls.form === null ? String(calls.reason ?? "its chat template shows no calls") : null;
 });
+
+/** Whether a constraint is on as well, which the server refuses. */
+export const isClashing = computed(() => toolNames.value.length > 0 && toolSettings.value.choice !== "none" && grammarOf(constraint.value) !== null);
 
 /**
  * The fields of a request. `isFree`: it goes on behind a tool's result, or where an answer was cut; the
