@@ -48,8 +48,12 @@ def test_no_reader_of_the_api_is_kept_out(
             page.get_by_label("Search operations").fill("a chat")
             page.keyboard.press("Tab")
             page.keyboard.press("Enter")
+            visit.moved()
             page.get_by_role("button", name="Send", exact=True).press("Enter")
             expect(page.get_by_role("status")).to_contain_text("200 OK · application/json")
+            page.locator("summary").first.hover()
+            page.get_by_role("button", name="Copy as curl").hover()
+            assert visit.moved() == []
             page.get_by_text("Fields of messages").press("Enter")
             page.get_by_text("200 As asked for").press("Enter")
             expect(page.get_by_text("text/event-stream, each event")).to_be_visible()

@@ -3,25 +3,20 @@ import { useContext, useRef, useState } from "preact/hooks";
 import { storedKey } from "../api/key";
 import { request } from "../api/server";
 import { Copy } from "../ui/Copy";
-import { ErrorText } from "../ui/ErrorText";
 import { fixed } from "../ui/numbers";
 import type { Operation, Parameter, Schema } from "./document";
 import { Known } from "./SchemaView";
 
 const FORM = "multipart/form-data";
 
-interface Answer {
-  status: string;
-  text: string;
-}
+const NONE = { status: "", text: "" };
 
 export function Try({ operation }: { operation: Operation }) {
   const { method, parameters = [], requestBody } = operation;
   const known = useContext(Known);
   const form = useRef<HTMLFormElement>(null);
   const stopper = useRef<AbortController | null>(null);
-  const [answer, setAnswer] = useState<Answer | null>(null);
-  const [trouble, setTrouble] = useState<string | null>(null);
+  const [answer, setAnswer] = useState(NONE);
   const [isBusy, setBusy] = useState(false);
   const [[type, content] = []] = Object.entries(requestBody?.content ?? {});
   const schema = content?.schema;
@@ -33,8 +28,7 @@ export function Try({ operation }: { operation: Operation }) {
     stopper.current = controller;
     const begunMs = performance.now();
     setBusy(true);
-    setTrouble(null);
-    setAnswer(null);
+    setAnswer(NONE);
     try {
       const response = await request(path, { method, headers, body, signal: controller.signal });
       const kind = response.headers.get("content-type") ?? "";
@@ -45,7 +39,7 @@ export function Try({ operation }: { operation: Operation }) {
         setAnswer({ status, text: kind.startsWith("application/json") ? laidOut(text) : text });
       }
     } catch (error) {
-      if (!controller.signal.aborted) setTrouble(`No answer: ${String(error)}`);
+      if (!controller.signal.aborted) setAnswer({ ...NONE, status: `No answer: ${String(error)}` });
     } finally {
       setBusy(false);
     }
@@ -70,23 +64,20 @@ export function Try({ operation }: { operation: Operation }) {
           <button type="submit" class="primary" disabled={isBusy}>
             Send
           </button>
+          <Copy text={shell} label="Copy as curl" />
           {isBusy && (
             <button type="button" onClick={() => stopper.current?.abort()}>
               Stop
             </button>
           )}
-          <Copy text={shell} label="Copy as curl" />
         </div>
       </form>
-      {trouble !== null && <ErrorText text={trouble} />}
       <p class="hint" role="status">
-        {answer?.status}
+        {answer.status}
       </p>
-      {answer !== null && answer.text !== "" && (
-        <pre class="answer" tabIndex={0} aria-label="Answer">
-          {answer.text}
-        </pre>
-      )}
+      <pre class="answer" tabIndex={0} aria-label="Answer">
+        {answer.text}
+      </pre>
     </section>
   );
 }
