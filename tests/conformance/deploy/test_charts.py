@@ -1,10 +1,15 @@
 """Kubernetes' manifests and the chart, by Helm itself and by the API's own schemas."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
+import time
 import tomllib
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +51,15 @@ EVERYTHING = {
     ],
 }
 # Several servers, each with a volume of its own.
-SEVERAL = {"replicas": 3, "models": {"ephemeral": True}}
+SEVERAL: dict[str, Any] = {"replicas": 3, "models": {"ephemeral": True}}
+FRONT: dict[str, Any] = {**SEVERAL, "secretName": "tandem", "front": {"enabled": True}}
+MACHINES: dict[str, Any] = {
+    **FRONT,
+    "nodes": 2,
+    "gpus": 8,
+    "autoscaling": {"enabled": True},
+    "serviceMonitor": {"enabled": True},
+}
 VALUES: dict[str, dict[str, Any]] = {
     "what is there by default": {},
     "CPUs": {"gpus": 0},
@@ -61,6 +74,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "podDisruptionBudget": {"enabled": False},
     },
     "everything": EVERYTHING,
+    "a front of several servers": FRONT,
+    "servers of two machines each, behind a front": MACHINES,
 }
 # What cannot work, with the value that the message names.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -104,6 +119,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"config": {"graceful-termination-timeout": 600}},
         "config.graceful-termination-timeout",
     ),
+    ("several machines, one node's claim", {**MACHINES, "models": {}}, "models.accessMode"),
+    ("several machines, no secret", {**SEVERAL, "nodes": 2}, "secretName"),
+    ("several machines without GPUs", {**MACHINES, "gpus": 0}, "gpus"),
+    ("another kind's strategy", {**MACHINES, "strategy": {"type": "Recreate"}}, "strategy"),
+    ("a front that servers do not know", {"front": {"enabled": True}}, "secretName"),
     ("an ingress for no host", {"ingress": {"enabled": True}}, "ingress.hosts"),
     (
         "parameters of another strategy",
@@ -136,6 +156,18 @@ def rendered(values: dict[str, Any], tmp_path: Path, chart: Path = CHART) -> str
 
 def objects(text: str) -> dict[str, Any]:
     return {each["kind"]: each for each in yaml.safe_load_all(text) if each}
+
+
+def named(text: str, kind: str) -> dict[str, Any]:
+    """The objects of a kind, by their names."""
+    found = [each for each in yaml.safe_load_all(text) if each and each["kind"] == kind]
+    return {each["metadata"]["name"]: each for each in found}
+
+
+def selects(selector: dict[str, str], template: dict[str, Any]) -> bool:
+    """Whether a template's pods are chosen."""
+    labels: dict[str, str] = template["metadata"]["labels"]
+    return selector.items() <= labels.items()
 
 
 def pod_of(text: str) -> Any:
@@ -308,24 +340,42 @@ def test_keys_of_a_file_take_the_place_of_one_in_a_variable(tmp_path: Path) -> N
     assert [each["name"] for each in container["env"]] == ["HF_TOKEN"]
 
 
+def launched_words(container: dict[str, Any], placed: dict[str, str]) -> list[str]:
+    """The command of a container of the image, with some of its words in others' place."""
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", DOCKERFILE.read_text(), re.MULTILINE)
+    words = [*json.loads(entry)[1:], *container["args"]]
+    return [tandem_python(), "-m", "launcher", *(placed.get(word, word) for word in words)]
+
+
 @pytest.mark.parametrize(
-    ("gpus", "phrases"), [(1, ("for 1 shard", "64 at once")), (2, ("for 2 shards",))]
+    ("gpus", "nodes", "phrases"),
+    [
+        (1, 1, ("for 1 shard", "64 at once")),
+        (2, 1, ("for 2 shards",)),
+        (1, 2, ("for 2 shards",)),
+    ],
 )
 def test_the_image_s_launcher_takes_what_the_chart_gives_it(
-    gpus: int, phrases: tuple[str, ...], tmp_path: Path
+    gpus: int, nodes: int, phrases: tuple[str, ...], tmp_path: Path
 ) -> None:
-    values = {"gpus": gpus, "model": str(MODEL), "config": {"max-batch-size": 64}}
-    text = rendered(values, tmp_path)
-    (container,) = pod_of(text)["containers"]
+    values = {**SEVERAL, "secretName": "tandem", "gpus": gpus, "nodes": nodes}
+    text = rendered({**values, "model": str(MODEL), "config": {"max-batch-size": 64}}, tmp_path)
+    made = objects(text)
+    if nodes == 1:
+        (container,) = pod_of(text)["containers"]
+    else:
+        group = made["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+        (container,) = group["leaderTemplate"]["spec"]["containers"]
     settings = tmp_path / "tandem.yaml"
-    settings.write_text(objects(text)["ConfigMap"]["data"]["tandem.yaml"])
-    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", DOCKERFILE.read_text(), re.MULTILINE)
-    words = [*json.loads(entry)[1:], *container["args"], "--dry-run"]
-    port = str(free_port())
-    placed = {"/etc/tandem/tandem.yaml": str(settings), "3000": port}
+    settings.write_text(made["ConfigMap"]["data"]["tandem.yaml"])
+    placed = {"/etc/tandem/tandem.yaml": str(settings), "3000": str(free_port())}
+    # What LeaderWorkerSet says to a pod, and the secret of all.
+    environ = {"LWS_GROUP_SIZE": f"{nodes}", "LWS_WORKER_INDEX": "0"}
+    environ |= {"LWS_LEADER_ADDRESS": "127.0.0.1", "SHARD_TOKEN": "a-secret-of-all-machines"}
     tried = subprocess.run(
-        [tandem_python(), "-m", "launcher", *(placed.get(word, word) for word in words)],
+        [*launched_words(container, placed), "--dry-run"],
         cwd=ROOT,
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -335,6 +385,77 @@ def test_the_image_s_launcher_takes_what_the_chart_gives_it(
     said = tried.stdout + tried.stderr
     for words_said in phrases:
         assert words_said in said
+
+
+def test_the_service_leads_to_fronts_which_find_the_servers_by_name(tmp_path: Path) -> None:
+    text = rendered(FRONT, tmp_path)
+    services = named(text, "Service")
+    servers = named(text, "Deployment")["tandem"]["spec"]["template"]
+    fronts = named(text, "Deployment")["tandem-front"]["spec"]["template"]
+    budgets = named(text, "PodDisruptionBudget")
+
+    public = services["tandem"]["spec"]["selector"]
+    headless = services["tandem-servers"]["spec"]
+    assert (selects(public, fronts), selects(public, servers)) == (True, False)
+    assert (selects(headless["selector"], servers), headless["clusterIP"]) == (True, "None")
+    assert not selects(headless["selector"], fronts)
+    (front,) = fronts["spec"]["containers"]
+    assert front["args"][0] == "--replica=http://tandem-servers:3000"
+    secrets = [
+        [each for each in pod["spec"]["containers"][0]["env"] if each["name"] == "FRONT_SECRET"]
+        for pod in (fronts, servers)
+    ]
+    assert secrets[0] == secrets[1] != []
+    for name, pod in (("tandem", servers), ("tandem-front", fronts)):
+        assert selects(budgets[name]["spec"]["selector"]["matchLabels"], pod)
+
+
+def test_the_image_s_launcher_is_a_front_with_what_the_chart_gives_it(tmp_path: Path) -> None:
+    fronts = named(rendered(FRONT, tmp_path), "Deployment")["tandem-front"]["spec"]["template"]
+    (container,) = fronts["spec"]["containers"]
+    port = free_port()
+    nobody = f"--replica=http://127.0.0.1:{free_port()}"
+    placed = {"3000": str(port), container["args"][0]: nobody}
+    environ = {**os.environ, "FRONT_SECRET": "a-secret-of-all-fronts"}
+    front = subprocess.Popen(launched_words(container, placed), cwd=ROOT, env=environ)
+    try:
+        deadline_s = time.monotonic() + 60
+        status = 0
+        while status != 200 and front.poll() is None and time.monotonic() < deadline_s:
+            with contextlib.suppress(OSError):
+                status = urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live").status
+            time.sleep(0.1)
+        assert status == 200
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready")
+    finally:
+        front.terminate()
+        assert front.wait(20) == 0
+
+
+def test_leaders_of_machines_answer_and_workers_are_only_watched(tmp_path: Path) -> None:
+    text = rendered(MACHINES, tmp_path)
+    made = objects(text)
+    group = made["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    (leader,) = group["leaderTemplate"]["spec"]["containers"]
+    (worker,) = group["workerTemplate"]["spec"]["containers"]
+    settings = yaml.safe_load(made["ConfigMap"]["data"]["tandem.yaml"])
+    headless = named(text, "Service")["tandem-servers"]["spec"]["selector"]
+    scaled = made["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+
+    assert "tandem" not in named(text, "Deployment")
+    assert (group["size"], group["restartPolicy"], settings["num-shard"]) == (2, "None", 16)
+    assert leader["args"] == worker["args"]
+    assert leader["env"] == worker["env"]
+    assert leader["env"][0]["valueFrom"]["secretKeyRef"] == {"name": "tandem", "key": "shard-token"}
+    assert leader["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    assert not [name for name in worker if name.endswith("Probe")]
+    assert selects(headless, group["leaderTemplate"])
+    assert not selects(headless, group["workerTemplate"])
+    assert (scaled["kind"], scaled["name"]) == ("LeaderWorkerSet", "tandem")
+    of_front, of_servers = made["ServiceMonitor"]["spec"]["endpoints"]
+    assert of_front["metricRelabelings"][0]["regex"] == "tandem_fleet_.*"
+    assert "metricRelabelings" not in of_servers
 
 
 def test_the_manifests_are_what_the_chart_makes(tmp_path: Path) -> None:
@@ -396,6 +517,7 @@ def test_the_notes_say_what_comes_next(tmp_path: Path) -> None:
     assert "https://tandem.example.com/" in full
     assert "No API key" not in full
     assert "image.repository" not in full
+    assert "leaderworkerset/tandem" in notes(MACHINES)
     scaled = notes({"autoscaling": {"enabled": True}, "models": {"ephemeral": True}})
     assert "tgi_queue_size" in scaled
 

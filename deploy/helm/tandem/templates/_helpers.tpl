@@ -18,6 +18,35 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{- /* Of the pods that answer requests, be they servers or leaders of several nodes. */ -}}
+{{- define "tandem.answering" -}}
+{{ include "tandem.selector" . }}
+{{- if gt (int .Values.nodes) 1 }}
+app.kubernetes.io/component: leader
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.frontName" -}}
+{{ include "tandem.name" . }}-front
+{{- end -}}
+
+{{- define "tandem.frontSelector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}-front
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tandem.frontSecret" -}}
+- name: FRONT_SECRET
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secretName }}
+      key: front-secret
+{{- end -}}
+
+{{- define "tandem.image" -}}
+"{{ .Values.image.repository }}:{{ .Values.image.tag | default (ternary "cuda" "cpu" (gt (int .Values.gpus) 0)) }}"
+{{- end -}}
+
 {{- define "tandem.claim" -}}
 {{- .Values.models.existingClaim | default (printf "%s-models" (include "tandem.name" .)) -}}
 {{- end -}}
@@ -40,7 +69,7 @@ resources:
 graceful-termination-timeout: {{ .Values.gracefulTerminationSeconds }}
 shard-startup-timeout: {{ .Values.startupSeconds }}
 {{- if .Values.gpus }}
-num-shard: {{ .Values.gpus }}
+num-shard: {{ mul .Values.gpus .Values.nodes }}
 {{- end }}
 {{- if .Values.apiKeyFileSecretName }}
 api-key-file: /etc/tandem-keys/keys.toml
