@@ -132,7 +132,9 @@ def _of_replicas(
 ) -> _Parts:
     config = command.config
     pool = ReplicaPool(metrics, CheckRules())
-    source: Discovery | ReplicaServers = Discovery(config.replica, pool)
+    source: Discovery | ReplicaServers = Discovery(
+        config.replica, pool, config.graceful_termination_timeout
+    )
     about = f"replicas at {', '.join(config.replica)}"
     if config.replicas is not None:
         model = config.model[0] if config.model else None
@@ -151,8 +153,7 @@ def _of_replicas(
     moves = MoveRules(config.front_secret, takes_any=config.migrate == "any")
     bodies = BodyReader(config.payload_limit, config.body_timeout, metrics.connections_cut)
     app = ReplicaFront(pool, metrics, sockets, bodies, _parser(), moves)
-    running = RunningReplicas(pool, source, config.graceful_termination_timeout)
-    return _Parts(app, running, sockets, about)
+    return _Parts(app, RunningReplicas(pool, source), sockets, about)
 
 
 def _of_models(

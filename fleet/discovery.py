@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from fleet.replica_pool import ReplicaPool
@@ -20,9 +21,16 @@ _EVERY_S = 5.0
 class Discovery:
     """Keeps a pool's replicas those of some URLs. Each is named HOST:PORT, by its address."""
 
-    def __init__(self, urls: Sequence[str], pool: ReplicaPool, every_s: float = _EVERY_S) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        pool: ReplicaPool,
+        graceful_timeout_s: float,
+        every_s: float = _EVERY_S,
+    ) -> None:
         self._urls = urls
         self._pool = pool
+        self._graceful_timeout_s = graceful_timeout_s
         self._every_s = every_s
         # What is known of a URL stays while its name cannot be resolved.
         self._found: dict[str, dict[str, HostAddress]] = {}
@@ -40,10 +48,13 @@ class Discovery:
             await asyncio.sleep(self._every_s)
 
     async def stop(self) -> None:
-        """What runs elsewhere goes on."""
+        """Wait until nobody uses a replica, for as long as it may take; they go on."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._graceful_timeout_s):
+                await self._pool.until_idle()
 
     def stop_now(self) -> None:
-        """So it does."""
+        """Their clients are cut off elsewhere."""
 
     async def _resolve(self, url: str) -> None:
         parts = urlsplit(url)

@@ -7,7 +7,6 @@ pick -> Use -> close                             no answer for some checks -> it
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -190,7 +189,7 @@ class ReplicaSource(Protocol):
         """Until it is cancelled. Raises DidNotStart."""
 
     async def stop(self) -> None:
-        """Stop what it has started, after running requests; `run` has ended."""
+        """Wait for running requests, and stop what it has started; `run` has ended."""
 
     def stop_now(self) -> None:
         """Stop at once what `stop` waits for."""
@@ -199,10 +198,9 @@ class ReplicaSource(Protocol):
 class RunningReplicas:
     """A pool and its source from the start of a front to its end."""
 
-    def __init__(self, pool: ReplicaPool, source: ReplicaSource, graceful_timeout_s: float) -> None:
+    def __init__(self, pool: ReplicaPool, source: ReplicaSource) -> None:
         self._pool = pool
         self._source = source
-        self._graceful_timeout_s = graceful_timeout_s
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -213,11 +211,8 @@ class RunningReplicas:
             self._running.result()
 
     async def drain(self) -> None:
-        """Accept no new requests, and stop what was started once nobody uses it."""
+        """Accept no new requests, wait for running ones, and stop what was started."""
         self._pool.is_draining = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._graceful_timeout_s):
-                await self._pool.until_idle()
         if self._running is not None:
             await end(self._running)
         await self._source.stop()

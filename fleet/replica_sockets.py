@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from fleet.errors import FleetError, NotReached
+from fleet.errors import FleetError, NotReached, ShuttingDown
 from fleet.metrics import FleetMetrics
 from fleet.replica_pool import ReplicaPool, Use
 from fleet.upstream import client_tls
@@ -43,6 +43,8 @@ class ReplicaSockets:
         """Serve one socket, from its handshake until it is closed."""
         await receive()
         try:
+            if self._pool.is_draining:
+                raise ShuttingDown()
             with closing(await self._pool.use([], ())) as use:
                 replica = await self._connect(scope, use)
                 self._note(send, is_open=True)

@@ -43,7 +43,7 @@ async def test_every_address_of_a_name_is_a_replica(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     pool = Told()
     running = asyncio.create_task(
-        Discovery(["http://pods:3000", "https://six"], pool, every_s=0.001).run()
+        Discovery(["http://pods:3000", "https://six"], pool, 1.0, every_s=0.001).run()
     )
     six = {"[fd00::1]:443": HostAddress("fd00::1", 443, "six")}
     one = {"10.0.0.1:3000": HostAddress("10.0.0.1", 3000)}

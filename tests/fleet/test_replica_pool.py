@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fleet.discovery import Discovery
 from fleet.errors import DidNotStart, NoReplica, ServerGone
 from fleet.metrics import FleetMetrics
 from fleet.replica_pool import CheckRules, ReplicaPool, RunningReplicas
@@ -50,7 +51,6 @@ class Source:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.is_stopped = False
 
     async def run(self) -> None:
         if self.error is not None:
@@ -58,7 +58,7 @@ class Source:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        self.is_stopped = True
+        pass
 
     def stop_now(self) -> None:
         pass
@@ -67,21 +67,21 @@ class Source:
 async def test_a_front_starts_with_its_first_replica_or_says_why_not(tmp_path: Path) -> None:
     pool = ReplicaPool(FleetMetrics(CollectorRegistry()), CheckRules())
     with pytest.raises(DidNotStart, match="no weights"):
-        await RunningReplicas(pool, Source(DidNotStart("no weights")), 1.0).start()
+        await RunningReplicas(pool, Source(DidNotStart("no weights"))).start()
     async with running_front(tmp_path, "a") as front:
-        await RunningReplicas(front.pool, Source(), 1.0).start()
+        await RunningReplicas(front.pool, Source()).start()
 
 
 async def test_a_drain_waits_for_uses_and_no_longer_than_it_may(tmp_path: Path) -> None:
     async with running_front(tmp_path, "a") as front:
         use = await front.pool.use([], ())
-        source = Source()
-        draining = asyncio.create_task(RunningReplicas(front.pool, source, 60.0).drain())
+        patient = Discovery([], front.pool, 60.0)
+        draining = asyncio.create_task(RunningReplicas(front.pool, patient).drain())
         await asyncio.sleep(0.01)
         assert front.pool.is_draining
         assert not draining.done()
         use.close()
         await asyncio.wait_for(draining, 5)
-        assert source.is_stopped
         await front.pool.use([], ())
-        await asyncio.wait_for(RunningReplicas(front.pool, Source(), 0.01).drain(), 5)
+        hurried = Discovery([], front.pool, 0.01)
+        await asyncio.wait_for(RunningReplicas(front.pool, hurried).drain(), 5)
