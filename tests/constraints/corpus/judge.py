@@ -99,7 +99,11 @@ class Judge:
         self._validator = kind(said, format_checker=self._FORMATS)
 
     def is_instance(self, value: Any) -> bool:
-        return bool(self._validator.is_valid(value))
+        """Fractions of `value` are decimals."""
+        try:
+            return bool(self._validator.is_valid(value))
+        except RecursionError:
+            return False  # a reference to itself: no instance ends
 
 
 def _is_schema(kind: type[jsonschema.Validator], schema: Any) -> bool:

@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from constraints.errors import Contradiction, NotEnforced, TooComplex
 from constraints.grammars.engine import GrammarLanguage
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
@@ -21,6 +22,7 @@ from tests.constraints.cases import demo_vocabulary, drawn, language_of, needed_
 from tests.constraints.corpus.instances import Instances
 from tests.constraints.corpus.judge import Judge
 from tests.constraints.corpus.pydantic_models import schemas
+from tests.constraints.corpus.random_schemas import any_value, whole_schema
 from tests.constraints.corpus.schemas import FOLDER, SOURCES, compiled, read, verdicts_of
 from tests.constraints.corpus.spelling import is_in_some_order, spelt
 from tests.constraints.grammars.rig import accepts, walk
@@ -76,19 +78,49 @@ def test_what_is_said_of_each_is_as_written_down(source: str, part: str) -> None
 def test_instances_are_accepted_and_near_misses_are_not(name: str) -> None:
     language = compiled(SCHEMAS[name])
     assert isinstance(language, GrammarLanguage)
-    judge = Judge(SCHEMAS[name])
-    for value in values_of(name, language):
+    compare(language, Judge(SCHEMAS[name]), values_of(SCHEMAS[name], language, random.Random(name)))
+
+
+RANDOM = [str(number) for number in range(1500)]
+
+
+@pytest.mark.parametrize("seed", parted(RANDOM, 25))
+def test_random_values_are_accepted_as_instances_of_random_schemas(seed: str) -> None:
+    draw = random.Random(seed)
+    schema = whole_schema(draw)
+    others = [any_value(draw) for _ in range(30)]
+    judge = Judge(schema)
+    language = compiled(schema)
+    if isinstance(language, Contradiction):
+        assert not any(judge.is_instance(value) for value in others)
+    elif isinstance(language, GrammarLanguage):
+        values = [*others, *values_of(schema, language, draw)]
+        # Of another draft, keywords that it does not have are enforced all the same.
+        strict = Judge({key: value for key, value in schema.items() if key != "$schema"})
+        compare(language, judge, values, strict)
+    else:
+        assert isinstance(language, NotEnforced | TooComplex)
+
+
+def compare(
+    language: GrammarLanguage, judge: Judge, values: list[Any], strict: Judge | None = None
+) -> None:
+    """Fails at the first value of which masks and the judge say different things.
+
+    What `strict` does not take may be refused, too.
+    """
+    for value in values:
         text = spelt(value)
         is_accepted = accepts(language, text)
-        if judge.is_instance(value):
-            assert is_accepted or is_in_some_order(language, value), text
-        else:
+        if not judge.is_instance(value):
             assert not is_accepted, text
+        elif strict is None or strict.is_instance(value):
+            assert is_accepted or is_in_some_order(language, value), text
 
 
-def values_of(name: str, language: GrammarLanguage) -> list[Any]:
+def values_of(schema: Any, language: GrammarLanguage, draw: random.Random) -> list[Any]:
     """Drawn from the schema and from its masks, and as many with one change."""
-    instances = Instances(SCHEMAS[name], random.Random(name))
+    instances = Instances(schema, draw)
     values = [instances.value() for _ in range(_NUM_DRAWN)]
     for seed in range(2):
         text = walk(language, np.random.default_rng(seed), 60)
