@@ -6,9 +6,12 @@ from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.scalars import engine_pattern
 
-# Keywords that can make `unevaluatedProperties` depend on the instance.
-_CONDITIONS = ("anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies", "$dynamicRef")
+# Keywords by which it can depend on the instance what is evaluated; below `not` nothing is.
+_CONDITIONS = frozenset(
+    ("anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "$dynamicRef", "contains")
+)
 _MAX_REFERENCES = 20
+_INSTANCE_DECIDES = "what is evaluated depends on the instance; not enforced"
 # The engine takes quadratic time, half a second for so many.
 _MAX_PROPERTIES = 2000
 # The engine compares all pairs.
@@ -42,7 +45,8 @@ def _pattern_properties(place: Place, value: Json, pointer: str) -> None:
         translated = engine_pattern(place, name, pointer)
         if translated is not None:
             patterns[translated] = inner
-    place.out["patternProperties"] = patterns
+    # `unevaluatedProperties` may have been handled before.
+    place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
 
 
 def _rest(place: Place, value: Json, pointer: str) -> None:
@@ -154,45 +158,50 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     if value is True or "additionalProperties" in place.schema:
         place.rewriter.probe(value, pointer)
         return
-    names = _evaluated(place, place.schema, place.pointer, 0, set())
+    applied = _always_applied(place)
     # Allowed names are not evaluated, but are rewritten as properties, which would be.
-    if names is None or "propertyNames" in place.schema:
-        place.rewriter.refuse(pointer, "what is evaluated depends on the instance; not enforced")
+    if applied is None or "propertyNames" in place.schema:
+        place.rewriter.refuse(pointer, _INSTANCE_DECIDES)
+        return
+    if any(each.keys() & {"additionalProperties", "unevaluatedProperties"} for each in applied):
+        place.rewriter.probe(value, pointer)
         return
     own = place.schema.get("properties", {})
+    names = [name for each in applied for name in each.get("properties", {})]
     merged = {name: True for name in names if name not in own}
     place.out["properties"] = place.out.get("properties", {}) | merged
+    patterns = [name for each in applied for name in each.get("patternProperties", {})]
+    if patterns:
+        own = place.schema.get("patternProperties", {})
+        _pattern_properties(place, dict.fromkeys(patterns, True) | own, pointer)
     place.out["additionalProperties"] = place.rewriter.schema(value, pointer)
 
 
-def _evaluated(
-    place: Place, schema: Json, pointer: str, depth: int, seen: set[str]
-) -> list[str] | None:
-    """Names that a schema always evaluates, references included; None: depends on the instance."""
-    if isinstance(schema, bool):
-        return []
-    loose = {"patternProperties", "additionalProperties", "unevaluatedProperties"}
-    if depth > _MAX_REFERENCES or schema.keys() & set(_CONDITIONS):
-        return None
-    if depth and schema.keys() & loose:
-        return None
-    names = list(schema.get("properties", {}))
-    inner = [*schema.get("allOf", ())]
-    if "$ref" in schema:
-        target = place.rewriter.resolve(schema["$ref"], pointer)
-        if target not in seen:
-            seen.add(target)
-            inner.append(place.rewriter.raw(target))
-    for each in inner:
-        more = _evaluated(place, each, pointer, depth + 1, seen)
-        if more is None:
+def _always_applied(place: Place) -> list[dict[str, Json]] | None:
+    """The other schemas that always apply; None: that may depend on the instance."""
+    found: list[dict[str, Json]] = []
+    seen: set[str] = set()
+    to_do: list[Json] = [place.schema]
+    while to_do:
+        schema = to_do.pop(0)
+        if isinstance(schema, bool):
+            continue
+        if schema.keys() & _CONDITIONS:
             return None
-        names.extend(more)
-    return names
+        found.append(schema)
+        to_do += schema.get("allOf", ())
+        if "$ref" in schema:
+            target = place.rewriter.resolve(schema["$ref"], place.pointer)
+            if target not in seen:
+                seen.add(target)
+                to_do.append(place.rewriter.raw(target))
+    return found[1:]
 
 
 def _prefix_items(place: Place, value: Json, pointer: str) -> None:
-    place.out["prefixItems"] = place.list(value, pointer)
+    # `unevaluatedItems` may have been handled before.
+    already = place.out.get("prefixItems", [])
+    place.out["prefixItems"] = place.list(value, pointer) + already[len(value) :]
 
 
 def _items(place: Place, value: Json, pointer: str) -> None:
@@ -200,7 +209,7 @@ def _items(place: Place, value: Json, pointer: str) -> None:
         place.out["items"] = place.rewriter.schema(value, pointer)
     elif value:
         # Before 2020-12 a list meant what `prefixItems` means now.
-        place.out["prefixItems"] = place.list(value, pointer)
+        _prefix_items(place, value, pointer)
 
 
 def _additional_items(place: Place, value: Json, pointer: str) -> None:
@@ -211,14 +220,31 @@ def _additional_items(place: Place, value: Json, pointer: str) -> None:
 
 def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
     rewritten = place.rewriter.schema(value, pointer)
-    items = place.schema.get("items")
-    has_additional = isinstance(items, list) and "additionalItems" in place.schema
-    if value is True or isinstance(items, dict | bool) or has_additional:
+    if value is True or _has_rest(place.schema):
         return
-    if place.schema.keys() & {*_CONDITIONS, "allOf", "$ref", "contains"}:
-        place.rewriter.refuse(pointer, "what is evaluated depends on the instance; not enforced")
-    else:
-        place.out["items"] = rewritten
+    applied = _always_applied(place)
+    if applied is None:
+        place.rewriter.refuse(pointer, _INSTANCE_DECIDES)
+        return
+    if any(_has_rest(each) or "unevaluatedItems" in each for each in applied):
+        return
+    num_evaluated = max(map(_num_first, applied), default=0)
+    first = place.out.get("prefixItems", [True] * _num_first(place.schema))
+    if first or num_evaluated:
+        place.out["prefixItems"] = first + [True] * (num_evaluated - len(first))
+    place.out["items"] = rewritten
+
+
+def _has_rest(schema: dict[str, Json]) -> bool:
+    """Whether a schema says what all items are that have no schema of their own."""
+    items = schema.get("items")
+    return isinstance(items, dict | bool) or (items is not None and "additionalItems" in schema)
+
+
+def _num_first(schema: dict[str, Json]) -> int:
+    """How many items have a schema of their own."""
+    items = schema.get("items")
+    return len(items if isinstance(items, list) else schema.get("prefixItems", []))
 
 
 def _unique_items(place: Place, value: Json, pointer: str) -> None:

@@ -35,7 +35,8 @@ class Instances:
         return self._value(self._root, 0)
 
     def _value(self, schema: Any, depth: int) -> Any:
-        said = self._merged(schema, depth)
+        # Beyond, it is one that contains itself without end.
+        said = self._merged(schema, depth) if depth < 3 * _MAX_DEPTH else {}
         if "const" in said:
             return said["const"]
         if said.get("enum"):

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 from constraints.matcher import Language, Matcher
 
 # The most pieces of texts that are tried.
-_MAX_TRIES = 500
+_MAX_TRIES = 2000
 
 
 def spelt(value: Any) -> str:
@@ -24,14 +25,17 @@ def spelt(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def is_in_some_order(language: Language, value: Any) -> bool:
-    """Whether the language has the value with its keys in some order, as far as these are tried."""
+def is_in_some_spelling(language: Language, value: Any) -> bool:
+    """Whether the language has the value with its keys in some order, as far as these are tried.
+
+    Multiples of a fraction may be written with as many decimals as it has.
+    """
     tries = iter(range(_MAX_TRIES))
     return any(each.is_complete for each in _behind(language.matcher(), value, tries))
 
 
 def _behind(matcher: Matcher, value: Any, tries: Iterator[int]) -> Iterator[Matcher]:
-    """The matcher behind the value, for each order of its keys that is legal."""
+    """The matcher behind the value, for each spelling that is legal."""
     match value:
         case dict() if value:
             for opened in _advanced(matcher, "{", tries):
@@ -39,6 +43,9 @@ def _behind(matcher: Matcher, value: Any, tries: Iterator[int]) -> Iterator[Matc
         case list() if value:
             for opened in _advanced(matcher, "[", tries):
                 yield from _behind_items(opened, value, tries)
+        case Decimal():
+            for zeros in ("", "0"):
+                yield from _advanced(matcher, spelt(value) + zeros, tries)
         case _:
             yield from _advanced(matcher, spelt(value), tries)
 
@@ -49,7 +56,8 @@ def _behind_members(
     for key, value in members.items():
         rest = {name: each for name, each in members.items() if name != key}
         for started in _advanced(matcher, f"{spelt(key)}:", tries):
-            for behind in _behind(started, value, tries):
+            # What follows rarely depends on how the value was spelt.
+            for behind in islice(_behind(started, value, tries), 1):
                 for ended in _advanced(behind, "," if rest else "}", tries):
                     yield from _behind_members(ended, rest, tries) if rest else [ended]
 

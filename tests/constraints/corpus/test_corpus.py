@@ -24,7 +24,7 @@ from tests.constraints.corpus.judge import Judge
 from tests.constraints.corpus.pydantic_models import schemas
 from tests.constraints.corpus.random_schemas import any_value, whole_schema
 from tests.constraints.corpus.schemas import FOLDER, SOURCES, compiled, read, verdicts_of
-from tests.constraints.corpus.spelling import is_in_some_order, spelt
+from tests.constraints.corpus.spelling import is_in_some_spelling, spelt
 from tests.constraints.grammars.rig import accepts, walk
 
 CORPUS: dict[str, dict[str, Any]] = {source: read(source) for source in SOURCES}
@@ -84,7 +84,7 @@ def test_instances_are_accepted_and_near_misses_are_not(name: str) -> None:
 RANDOM = [str(number) for number in range(1500)]
 
 
-@pytest.mark.parametrize("seed", parted(RANDOM, 25))
+@pytest.mark.parametrize("seed", parted(RANDOM, 50))
 def test_random_values_are_accepted_as_instances_of_random_schemas(seed: str) -> None:
     draw = random.Random(seed)
     schema = whole_schema(draw)
@@ -115,7 +115,7 @@ def compare(
         if not judge.is_instance(value):
             assert not is_accepted, text
         elif strict is None or strict.is_instance(value):
-            assert is_accepted or is_in_some_order(language, value), text
+            assert is_accepted or is_in_some_spelling(language, value), text
 
 
 def values_of(schema: Any, language: GrammarLanguage, draw: random.Random) -> list[Any]:
