@@ -80,7 +80,7 @@ class RestartLimit:
         return 0.0 if num_doubled < 0 else min(_FIRST_DELAY_S * 2.0**num_doubled, _MAX_DELAY_S)
 
 
-# A process that stands by takes two thirds of this, and leaves the rest of the memory to others.
+# A process that stands by takes two thirds of this or a bit more, and leaves the rest to others.
 _STANDBY_BYTES = 500 << 20
 _STANDBY_SHARE = 0.25
 _POLL_S = 0.05
@@ -109,6 +109,22 @@ def example(plan: Deployment) -> str:
         f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
         f"      -d '{body}'\n\n"
     )
+
+
+def wants_standbys(plan: Deployment, environ: Mapping[str, str], memory: HostMemory) -> bool:
+    """Whether a process is to stand by for each shard: as the operator says, or by the rules."""
+    if plan.max_restarts == 0:
+        return False
+    if plan.standby_shards is not None:
+        return plan.standby_shards
+    if plan.parent_pid is not None:
+        # One of several models, which need the memory for one another.
+        return False
+    if plan.device != "cpu" and num_visible_gpus(environ, count_all=True):
+        return True
+    available = memory.available_bytes()
+    needed = len(plan.ranks) * _STANDBY_BYTES
+    return available is not None and needed <= _STANDBY_SHARE * available
 
 
 class _TooManyRestarts(ChildFailed):
@@ -225,7 +241,7 @@ class Supervisor:
     async def _start_standbys(self) -> None:
         """Beside what serves: they import at the lowest priority."""
         plan = self._deployment
-        if not self._wants_standbys():
+        if not wants_standbys(plan, self._environ, HostMemory()):
             return
         for rank in plan.ranks:
             argv = plan.standby_argv(self._tokenizer_folder)
@@ -233,21 +249,6 @@ class Supervisor:
             self._standbys.append(
                 await Child.start(f"shard {rank}", argv, environ, self._console, waits=True)
             )
-
-    def _wants_standbys(self) -> bool:
-        plan = self._deployment
-        if plan.max_restarts == 0:
-            return False
-        if plan.standby_shards is not None:
-            return plan.standby_shards
-        if plan.parent_pid is not None:
-            # One of several models, which need the memory for one another.
-            return False
-        if plan.device != "cpu" and num_visible_gpus(self._environ, count_all=True):
-            return True
-        available = HostMemory().available_bytes()
-        needed = len(plan.ranks) * _STANDBY_BYTES
-        return available is not None and needed <= _STANDBY_SHARE * available
 
     async def _until_first_ready(self) -> None:
         """Raises ChildFailed where the fault is here: shards that lost others are started anew."""
