@@ -202,6 +202,7 @@ nightly-soak:
 nightly-faults:
 	@$(BIN)/python -m bench.faults --faults shard --trials 100
 	@$(BIN)/python -m bench.faults --faults rank,hang,router
+	@$(BIN)/python -m bench.faults --faults replica,replica-router --streams 32
 
 # Public models' templates and tokenizers, out of packages: nothing of them is part of the repository.
 REAL_TEMPLATES := build/real-templates

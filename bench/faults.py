@@ -9,6 +9,9 @@ saw, texts that differ from the undisturbed ones, and the longest wait for a tok
 each stream that ran. A router takes its connections with it: there the seconds are those until
 the server is ready again, and the errors are not counted.
 
+`replica` kills one of two whole replicas behind their front, with all its processes, and
+`replica-router` the router of one, under streams of five routes of four APIs.
+
 `node` and `link`, which need root and iproute2, serve one model over two machines, of which the
 second is a network namespace. Its processes are killed and started again 8 s later, or its cable is
 pulled for 20 s; the pauses count from then on. Exit code 1 when a client saw an error, a
@@ -47,6 +50,8 @@ FAULTS = {
     "hang": (_SHARD, signal.SIGSTOP, 1),
     "router": ("router", signal.SIGKILL, 1),
 }
+# Of one of two replicas: what is killed.
+REPLICA_FAULTS = {"replica": "launcher", "replica-router": "router"}
 # How long the second machine is away, in seconds.
 ABSENCES_S = {"node": 8.0, "link": 20.0}
 _LONG = {"ignore_eos": True}
@@ -57,6 +62,23 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"grammar": {"type": "regex", "value": "([a-z]{1,9} ){40,60}"}, "do_sample": True},
 )
 _READY_TIMEOUT_S = 120.0
+_GENERATE = "/generate_stream"
+_CHAT = "/v1/chat/completions"
+_COMPLETIONS = "/v1/completions"
+_RESPONSES = "/v1/responses"
+
+
+def _text_of(path: str, event: dict[str, Any]) -> str | None:
+    """What an event says; None: it is an error."""
+    if "error" in event or event.get("type") == "error":
+        return None
+    if path == _GENERATE:
+        return str(event["token"]["text"])
+    if path in (_CHAT, _COMPLETIONS):
+        (choice,) = event["choices"]
+        return choice["delta"].get("content") or "" if path == _CHAT else str(choice["text"])
+    delta = event.get("delta") or ""
+    return str(delta.get("text", "") if isinstance(delta, dict) else delta)
 
 
 @dataclass(slots=True)
@@ -64,6 +86,7 @@ class Stream:
     """One stream of a trial: its tokens' times and text, and how it ended."""
 
     body: bytes
+    path: str = _GENERATE
     times_s: list[float] = field(default_factory=list)
     text: str = ""
     error: str | None = None
@@ -71,14 +94,16 @@ class Stream:
 
     async def run(self, url: str) -> None:
         try:
-            async for data in post_events(f"{url}/generate_stream", self.body):
-                event = json.loads(data)
-                if "token" not in event:
-                    self.error = str(event)
+            async for data in post_events(f"{url}{self.path}", self.body):
+                if data == b"[DONE]":
+                    continue
+                text = _text_of(self.path, json.loads(data))
+                if text is None:
+                    self.error = data.decode()
                     return
                 self.times_s.append(time.monotonic())
                 self.begun.set()
-                self.text += event["token"]["text"]
+                self.text += text
         except (HttpError, OSError, asyncio.IncompleteReadError) as error:
             self.error = f"{type(error).__name__}: {error}"
 
@@ -93,8 +118,10 @@ class Stream:
         return max(later - max(one, fault_s) for one, later in pairs if later > fault_s)
 
 
-def streams_of(num_streams: int, output_len: int) -> list[Stream]:
-    """The same for each trial."""
+def streams_of(num_streams: int, output_len: int, fault: str = "") -> list[Stream]:
+    """The same for each trial; where replicas are killed, those of each API in turn."""
+    if fault in REPLICA_FAULTS:
+        return [_stream_of_any_api(number, output_len) for number in range(num_streams)]
     bodies = (
         {
             "inputs": f"Once there were {number}",
@@ -107,6 +134,33 @@ def streams_of(num_streams: int, output_len: int) -> list[Stream]:
         for number in range(num_streams)
     )
     return [Stream(json.dumps(body).encode()) for body in bodies]
+
+
+def _stream_of_any_api(number: int, output_len: int) -> Stream:
+    drawn: dict[str, Any] = {"temperature": 1.1 if number % 2 else 0.0, "seed": number}
+    text = f"Once there were {number}"
+    turns = [{"role": "user", "content": text}]
+    drawn |= {**_LONG, "stream": True, "max_tokens": output_len}
+    bodies = {
+        _GENERATE: {"inputs": text, "parameters": {"max_new_tokens": output_len, **_LONG}},
+        _CHAT: {"messages": turns, **drawn},
+        _COMPLETIONS: {"prompt": text, **drawn},
+        _RESPONSES: {
+            "input": text,
+            "temperature": 0.0,
+            "max_output_tokens": output_len,
+            "stream": True,
+            **_LONG,
+        },
+        "/v1/messages": {
+            "messages": turns,
+            "temperature": 0.0,
+            "max_tokens": output_len,
+            "stream": True,
+        },
+    }
+    path = list(bodies)[number % len(bodies)]
+    return Stream(json.dumps(bodies[path]).encode(), path)
 
 
 @dataclass(slots=True)
@@ -129,12 +183,14 @@ async def _trial(
     machine: SecondMachine | None,
 ) -> None:
     module, signum, _ = FAULTS.get(fault, ("", 0, 2))
-    streams = streams_of(len(expected), output_len)
+    streams = streams_of(len(expected), output_len, fault)
     reading = [asyncio.create_task(stream.run(url)) for stream in streams]
     await streams[len(streams) // 2].begun.wait()
     await asyncio.sleep(random.uniform(0.0, 1.0))
     fault_s = time.monotonic()
-    if machine is None:
+    if fault in REPLICA_FAULTS:
+        _kill_of_replica(pid, REPLICA_FAULTS[fault])
+    elif machine is None:
         os.kill(random.choice(_pids_of(pid, module)), signum)
     else:
         await _be_away(machine, fault)
@@ -155,7 +211,15 @@ async def _trial(
         stream.error is None and stream.text != text
         for stream, text in zip(streams, expected, strict=True)
     )
-    await _until_ready(url)
+    await _until_ready(url, num_replicas=2 if fault in REPLICA_FAULTS else 0)
+
+
+def _kill_of_replica(pid: int, module: str) -> None:
+    """One replica's processes, or its router's alone. The first launcher is the front's."""
+    victims = random.choice([tree(each) for each in _pids_of(pid, "launcher") if each != pid])
+    for each in victims if module == "launcher" else _pids_of(victims[0], module):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 async def _be_away(machine: SecondMachine, fault: str) -> None:
@@ -173,10 +237,11 @@ async def _be_away(machine: SecondMachine, fault: str) -> None:
 async def _run(
     url: str, pid: int, fault: str, arguments: argparse.Namespace, machine: SecondMachine | None
 ) -> Outcome:
-    undisturbed = streams_of(arguments.streams, arguments.output_len)
+    await _until_ready(url, num_replicas=2 if fault in REPLICA_FAULTS else 0)
+    undisturbed = streams_of(arguments.streams, arguments.output_len, fault)
     # The last one is constrained: checked alone, it is not refused by a machine that is busy.
     await undisturbed[-1].run(url)
-    undisturbed[-1] = Stream(undisturbed[-1].body)
+    undisturbed[-1] = Stream(undisturbed[-1].body, undisturbed[-1].path)
     await asyncio.gather(*(stream.run(url) for stream in undisturbed))
     failed = [stream.error for stream in undisturbed if stream.error is not None]
     if failed:
@@ -190,12 +255,17 @@ async def _run(
     return outcome
 
 
-async def _until_ready(url: str) -> None:
+async def _until_ready(url: str, num_replicas: int = 0) -> None:
+    """With replicas: all of them."""
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     async with httpx.AsyncClient(timeout=2.0) as client:
         while time.monotonic() < deadline_s:
             with contextlib.suppress(httpx.TransportError):
-                if (await client.get(f"{url}/health/ready")).status_code == 200:
+                if num_replicas:
+                    wanted = f"tandem_fleet_ready_replicas {float(num_replicas)}"
+                    if wanted in (await client.get(f"{url}/metrics")).text:
+                        return
+                elif (await client.get(f"{url}/health/ready")).status_code == 200:
                     return
             await asyncio.sleep(0.02)
     raise RuntimeError(f"the server was not ready within {_READY_TIMEOUT_S:g} s")
@@ -236,7 +306,9 @@ async def _until_standing_by(root: int, num_shards: int) -> None:
 def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
     port = free_port()
     is_spread = fault in ABSENCES_S
-    num_shards = ("--num-shard", str(FAULTS[fault][2])) if not is_spread else NODES
+    num_shards: tuple[str, ...] = ("--replicas", "2")
+    if fault not in REPLICA_FAULTS:
+        num_shards = ("--num-shard", str(FAULTS[fault][2])) if not is_spread else NODES
     flags = [*num_shards, "--max-restarts", "100000", "--check-invariants"]
     flags.append("--standby-shards" if arguments.standby else "--no-standby-shards")
     server = tandem(Path(arguments.model), port, flags)
@@ -271,7 +343,9 @@ def main() -> int:
     """Answers the exit code."""
     parser = parser_of(__doc__)
     parser.add_argument(
-        "--faults", default=",".join(FAULTS), help="which, separated by commas; also node, link"
+        "--faults",
+        default=",".join([*FAULTS, *REPLICA_FAULTS]),
+        help="which, separated by commas; also node, link",
     )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)

@@ -101,11 +101,14 @@ def until(child: subprocess.Popen[bytes], log: Path, pattern: re.Pattern[str]) -
 
 
 def blocks_used(metrics: str) -> float:
-    """KV blocks that requests hold, from the text of Tandem's metrics. Raises ValueError."""
-    found = re.search(r"^tandem_kv_blocks_used (\S+)$", metrics, re.MULTILINE)
-    if found is None:
+    """KV blocks that requests hold, from the text of Tandem's metrics, of all replicas together.
+
+    Raises ValueError.
+    """
+    found = re.findall(r"^tandem_kv_blocks_used(?:\{.*\})? (\S+)$", metrics, re.MULTILINE)
+    if not found:
         raise ValueError("/metrics has no tandem_kv_blocks_used: is this Tandem?")
-    return float(found[1])
+    return sum(map(float, found))
 
 
 def cpu_s(pid: int) -> float:

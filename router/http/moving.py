@@ -17,7 +17,7 @@ from pydantic import Field
 from router.engine.infer import Accepted, Infer
 from router.http.schema import Schema
 from router.http.sse import Frames
-from router.request.errors import InvalidRequest, RouterError
+from router.request.errors import InvalidRequest, RouterError, ServerStopped, Unhealthy
 from router.request.request import Event, Finished, GenerateRequest, TokenGenerated
 
 END_ID = -1
@@ -125,9 +125,11 @@ class MovingStream:
             token_ids.append(END_ID)
         return self._with_head(self._frames.render(index, new) + _out(choice, token_ids))
 
-    def fail(self, error: RouterError) -> bytes:
-        """As the frames do."""
+    def fail(self, error: RouterError) -> bytes | None:
+        """As the frames do; but where only this server is at fault, the front moves the stream."""
         assert self._frames is not None, "it is around them"
+        if self._is_told and isinstance(error, ServerStopped | Unhealthy):
+            return None
         return self._frames.fail(error)
 
     def end(self) -> bytes:

@@ -46,8 +46,8 @@ class Frames(Protocol[T_contra]):
     def render(self, index: int, burst: Sequence[T_contra], /) -> bytes:
         """A burst of source `index`. Raises RouterError to end the whole stream with `fail`."""
 
-    def fail(self, error: RouterError, /) -> bytes:
-        """The last bytes of a stream that fails."""
+    def fail(self, error: RouterError, /) -> bytes | None:
+        """The last bytes of a stream that fails; None: it breaks off, and may go on elsewhere."""
 
     def end(self) -> bytes:
         """The last bytes of a stream that finishes."""
@@ -96,13 +96,14 @@ class EventStream(Response, Generic[T]):
         try:
             self._start()
             await self._open(send)
+            last: bytes | None
             try:
                 await self._until_written(leaving, send)
                 last = self._frames.end()
             except RouterError as error:
                 last = self._frames.fail(error)
             await self._close()  # nothing may be written behind the last bytes
-            if not leaving.done():
+            if last is not None and not leaving.done():
                 await send(body_part(last, more=False))
         finally:
             await end(leaving)

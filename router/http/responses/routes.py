@@ -137,6 +137,8 @@ class ResponseRoutes:
 
         if body.stream or body.background:
             job = Job(reply, output, keep) if body.background else None
+            if job is not None:
+                record.moving = None  # no front reads it as it is made
             encoder = ResponseEncoder(reply, output, keep if job is None else job.keep)
             frames = AnswerFrames(record, encoder, Dialect.OPENAI)
             stream = await service.stream(record, [checked], frames)

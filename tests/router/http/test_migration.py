@@ -11,7 +11,7 @@ from tests.byte_tokenizer import NUM_SPECIAL
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.integration.server import FRONT_SECRET
-from tests.router.http.harness import House, housing
+from tests.router.http.harness import House, housing, listening, open_request
 from tests.router.http.test_moving import GENERATE, Told, ask
 
 BODY: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 6}}
@@ -160,6 +160,27 @@ async def test_a_prompt_has_the_dates_of_its_first_replica() -> None:
         ]
 
     assert prompts[0] != prompts[1] == b"29.02.2020 hi"
+
+
+async def test_a_server_that_stops_leaves_its_streams_to_the_front() -> None:
+    slow = shard()
+    slow.faults.delay_s = 0.01
+    body = {**BODY, "parameters": {"max_new_tokens": 100}}
+    async with housing(slow, front_secret=FRONT_SECRET) as house, listening(house.app) as port:
+        path = GENERATE
+        others = await open_request(port, "POST", path, json.dumps(body).encode())
+        fronts = await open_request(
+            port, "POST", path, json.dumps(body).encode(), x_tandem_front=FRONT_SECRET
+        )
+        heads = [await reader.readuntil(b"data:") for reader, _ in (others, fronts)]
+        await house.rig.batcher.drain(0.0)
+        ends = [await reader.read() for reader, _ in (others, fronts)]
+        for _, writer in (others, fronts):
+            writer.close()
+
+    assert [b": tandem begin" in head for head in heads] == [False, True]
+    assert [b'"error_type"' in end for end in ends] == [True, False]
+    assert [end.endswith(b"0\r\n\r\n") for end in ends] == [True, False]
 
 
 async def test_a_deadline_counts_from_the_first_replica() -> None:
