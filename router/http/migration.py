@@ -7,6 +7,7 @@
 Other clients' streams tell nothing, and none of them may bring one.
 """
 
+import re
 import secrets
 from hmac import compare_digest
 
@@ -20,11 +21,12 @@ from router.http.moving import END_ID, Begin, MovingStream, Told
 from router.http.request_record import RequestRecord
 from router.http.schema import parse
 from router.http.server.access import refuse
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 
 FRONT_HEADER = "x-tandem-front"
 CONTINUE_HEADER = "x-tandem-continue"
 _MIGRATE_HEADER = "x-tandem-migrate"
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 # Beside a body: the ids of two million tokens.
 MAX_TOLD_LEN = 1 << 24
 
@@ -59,12 +61,11 @@ class Migration:
             if self._is_front(headers):
                 receive = await self._enter(headers, scope, receive)
             elif CONTINUE_HEADER in headers:
-                raise HttpError(
-                    403,
-                    "not_the_front",
-                    f"`{CONTINUE_HEADER}` is for the front, which knows the server's secret",
-                    field=CONTINUE_HEADER,
-                )
+                rule = "is for the front, which knows the server's secret"
+                raise HttpError(403, "not_the_front", f"`{CONTINUE_HEADER}` {rule}")
+        except InvalidRequest as error:
+            refusal = HttpError(400, "validation", str(error), field=error.field)
+            await refuse(refusal, scope, receive, send)
         except HttpError as refusal:
             await refuse(refusal, scope, receive, send)
         else:
@@ -77,19 +78,21 @@ class Migration:
         return compare_digest(given.encode(), self._secret.encode())
 
     async def _enter(self, headers: Headers, scope: Scope, receive: Receive) -> Receive:
-        """Ties the stream to the request; answers what receives the rest. Raises HttpError."""
+        """Ties the stream to the request; answers what receives the client's part of the body.
+
+        Raises HttpError, InvalidRequest.
+        """
         record = RequestRecord.within(scope)
         assert record is not None, "the access log is around it"
-        if CONTINUE_HEADER not in headers:
+        told_len = headers.get(CONTINUE_HEADER)
+        if told_len is None:
             root = secrets.token_hex(16)
             begin = Begin(root=root, asked_s=record.asked_s, fingerprint=self._fingerprint)
             record.move(begin.root, begin.asked_s, MovingStream(begin, None))
             return receive
         body = await self._bodies.read(Request(scope, receive))
-        told_len = headers[CONTINUE_HEADER]
-        if not (told_len.isascii() and told_len.isdecimal()) or int(told_len) > len(body):
-            rule = f"be a number of the body's {len(body)} bytes. Given: {told_len[:40]!r}"
-            raise _invalid(f"`{CONTINUE_HEADER}` must {rule}", CONTINUE_HEADER)
+        if not _NUMBER.fullmatch(told_len) or int(told_len) > len(body):
+            raise wrong(CONTINUE_HEADER, f"must be at most the body's {len(body)} bytes", told_len)
         told = await self._read(body[: int(told_len)])
         if told.begin.fingerprint != self._fingerprint and headers.get(_MIGRATE_HEADER) != "any":
             raise HttpError(
@@ -98,31 +101,22 @@ class Migration:
                 f"the stream began at {told.begin.fingerprint}, and this is {self._fingerprint}: "
                 "it would not go on as it began",
             )
-        begin = told.begin
-        record.move(begin.root, begin.asked_s, MovingStream(begin, told))
-        rest: list[Message] = [
-            {"type": "http.request", "body": body[int(told_len) :], "more_body": False}
-        ]
+        record.move(told.begin.root, told.begin.asked_s, MovingStream(told.begin, told))
+        rest = [body[int(told_len) :]]
 
         async def receive_rest() -> Message:
-            return rest.pop() if rest else await receive()
+            if not rest:
+                return await receive()
+            return {"type": "http.request", "body": rest.pop(), "more_body": False}
 
         return receive_rest
 
     async def _read(self, body: bytes) -> Told:
-        try:
-            told, _ = await self._parser.run(
-                len(body), lambda: parse(body, Told, self._parser.bounds)
-            )
-        except InvalidRequest as error:
-            raise _invalid(str(error), error.field) from error
+        bounds = self._parser.bounds
+        told, _ = await self._parser.run(len(body), lambda: parse(body, Told, bounds))
         for made_ids in told.out:
             token_ids = made_ids[:-1] if made_ids[-1:] == [END_ID] else made_ids
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-                rule = f"be of token ids below {self._vocab_size}"
-                raise _invalid(f"`out` must {rule}, at the end also {END_ID}", "out")
+                rule = f"must be of token ids below {self._vocab_size}, at the end also {END_ID}"
+                raise wrong("out", rule, made_ids)
         return told
-
-
-def _invalid(message: str, field: str | None) -> HttpError:
-    return HttpError(400, "validation", message, field=field)

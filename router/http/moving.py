@@ -114,10 +114,14 @@ class MovingStream:
         if old_len < len(burst) and self._cached[choice] is None:
             self._cached[choice] = self._accepted[choice].num_cached_tokens
             self._head = self._beginning()
-        events = [self._as_it_was(event, choice) for event in burst]
+        end = burst[-1]
+        num_cached = self._cached[choice]
+        if isinstance(end, Finished) and num_cached is not None:
+            # As the first replica found it.
+            burst = [*burst[:-1], replace(end, num_cached_tokens=num_cached)]
         if old_len:
-            self._frames.render(index, events[:old_len])
-        new = events[old_len:]
+            self._frames.render(index, burst[:old_len])
+        new = burst[old_len:]
         if not new:
             return self._with_head(b"")
         token_ids = [event.token.token_id for event in new if isinstance(event, TokenGenerated)]
@@ -144,13 +148,6 @@ class MovingStream:
                 return position
             self._nums_old[choice] -= isinstance(event, TokenGenerated)
         return len(burst)
-
-    def _as_it_was(self, event: Event, choice: int) -> Event:
-        """An end tells what the first replica found in its cache."""
-        num_cached = self._cached[choice]
-        if isinstance(event, Finished) and num_cached is not None:
-            return replace(event, num_cached_tokens=num_cached)
-        return event
 
     def _beginning(self) -> bytes:
         told = self._begin.model_copy(update={"cached": self._cached}).model_dump()

@@ -64,7 +64,7 @@ class RequestRecord(AccessRecord):
 
     def ids_of_choice(self) -> Random:
         """What one choice's ids are drawn from, since choices come in any order."""
-        return Random(self.ids.getrandbits(128))
+        return self.ids if self.draws is None else Random(self.draws.getrandbits(128))
 
     def accepted(self, request: GenerateRequest, validation_s: float) -> None:
         """A sequence passed validation, which took so long."""
