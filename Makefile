@@ -7,7 +7,7 @@ PORT ?= 3000
 # Tests start hundreds of processes: what Python has compiled is kept, wherever that is turned off.
 export PYTHONDONTWRITEBYTECODE :=
 # One waits, for packages or its server, while another one works.
-TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
+TWO_AT_A_TIME = $(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,--jobs 2)
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
@@ -51,12 +51,22 @@ serve: install  ## Serve a real model at port 3000; MODEL=demo: the bundled one;
 # A file in one worker (tests/conftest.py); one worker more than cores, since many tests wait for
 # their servers. One process, to debug: make test WORKERS=0.
 WORKERS ?= 3
+KERNELS_VENV := .venv-kernels
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-test: install  ## Run every test.
+test: install $(KERNELS_VENV)/.installed  ## Run every test.
 	@echo "Running the tests ..."
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-all-but-kernels test-kernels-beside
+
+.PHONY: test-all-but-kernels test-kernels-beside
+test-all-but-kernels:
 	@$(PYTEST) -m "not gpu and not nightly" --ignore tests/router/text/test_real_templates.py
-	@$(MAKE) --no-print-directory test-kernels
+
+# They take the time that others leave over.
+test-kernels-beside:
+	@mkdir -p build
+	@nice -n 10 env $(KERNEL_TESTS) -m "not nightly" > build/kernels.log 2>&1 || { cat build/kernels.log; exit 1; }
+	@echo "Kernels: $$(tail -n 1 build/kernels.log)"
 
 # Those that took the least when they ran here last (tests/durations.py).
 test-fast: install  ## Run the quick tests.
@@ -71,8 +81,6 @@ SHARE_PACKAGES = $(BIN)/python -c '$(PURELIB)'
 
 # Kernels for GPUs, in Triton's interpreter. torch for CPUs brings no Triton, and where there is one
 # every shard takes half a second longer to start: so it has an environment of its own.
-KERNELS_VENV := .venv-kernels
-
 $(KERNELS_VENV)/.installed: tests/kernels/requirements.txt | $(STAMP)
 	@echo "Installing Triton into $(KERNELS_VENV) ..."
 	@$(BIN)/python -m venv --clear $(KERNELS_VENV)
@@ -102,7 +110,8 @@ web-check: web/node_modules/.package-lock.json  ## Test the page's code; is what
 	@diff -r build/web router/http/server/bundle || { echo "The shipped page is stale; run: make web"; exit 1; }
 
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
-CONFORMANCE := clients tgi_client lmql browser deploy
+# The longest first.
+CONFORMANCE := clients browser deploy lmql tgi_client
 # Minutes of installing for what rarely breaks: `make conformance-evals`, and at night.
 CONFORMANCE_AT_NIGHT := evals
 CONFORMANCE_VENVS := .venv-conformance
@@ -123,10 +132,10 @@ CONFORMANCE_NIGHT_RUNS := $(CONFORMANCE_AT_NIGHT:%=conformance-%)
 .PHONY: $(CONFORMANCE_RUNS) $(CONFORMANCE_NIGHT_RUNS)
 
 conformance-install: install  ## Install the clients of others into .venv-conformance.
-	@$(TWO_AT_A_TIME) $(CONFORMANCE_STAMPS)
+	+@$(TWO_AT_A_TIME) $(CONFORMANCE_STAMPS)
 
 conformance: install  ## Let the clients of others say whether Tandem is right.
-	@$(TWO_AT_A_TIME) $(CONFORMANCE_RUNS)
+	+@$(TWO_AT_A_TIME) $(CONFORMANCE_RUNS)
 
 conformance-browser: web/node_modules/.package-lock.json
 
@@ -147,7 +156,7 @@ conformance-transcripts: conformance-install  ## Record anew what curl is answer
 check: install  ## Format, lint, types, layers, fresh stubs.
 	@echo "Checking format, lint, types, layers and generated stubs ..."
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted; run: make format"; exit 1; }
-	@$(TWO_AT_A_TIME) types lint layers proto-check
+	+@$(TWO_AT_A_TIME) types lint layers proto-check
 
 lint: install
 	@$(BIN)/ruff check .
@@ -255,6 +264,7 @@ diagrams: install  ## Draw the diagrams of docs/ from their text (needs Graphviz
 dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution into dist/.
 	@rm -rf dist
 	@$(LOCK_VENV)/bin/pyproject-build --outdir dist . > $(LOCK_VENV)/build.log 2>&1 || { cat $(LOCK_VENV)/build.log; exit 1; }
+	@! grep 'C++ libraries: .*not compiled' $(LOCK_VENV)/build.log || { echo "The wheel is without what did not compile"; exit 1; }
 	@$(BIN)/python -m zipfile --list dist/*.whl > dist/files.log
 	@grep --quiet '^models/demo/model.safetensors' dist/files.log || { echo "The wheel has no bundled model"; exit 1; }
 	@! grep -E '^(bench|tests|models/training)/' dist/files.log || { echo "The wheel has more than the product"; exit 1; }

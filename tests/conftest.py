@@ -9,14 +9,17 @@ import faulthandler
 import fcntl
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.durations import Durations, leave_out_the_longest, longest_files_first, recorded
 from tests.hypothesis_profiles import load_profile
@@ -74,6 +77,19 @@ class Watchdog:
         os.close(self._stderr)
 
 
+class FilesAndServer(LoadFileScheduling):  # type: ignore[misc]
+    """A file is one worker's, and all files that share `server` are: it is started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "server" if _shares_server(self.config.rootpath / file) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndServer | None:
+    return FilesAndServer(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     known = recorded(_cache_of(config))
@@ -126,6 +142,13 @@ def no_nohup() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@cache
+def _shares_server(file: Path) -> bool:
+    text = file.read_text()
+    asks = re.search(r"def test_\w+\([^)]*\bserver: RunningServer", text)
+    return asks is not None and "\ndef server(" not in text
 
 
 def _cache_of(config: pytest.Config) -> pytest.Cache | None:

@@ -1,4 +1,7 @@
-"""What the death of a shard, a hang of it and the death of the router cost: a pause."""
+"""What the death of a shard, a hang of it and the death of the router cost: a pause.
+
+Some of what is asked for has a LoRA adapter: all in one batch, and on processes begun anew.
+"""
 
 import contextlib
 import json
@@ -7,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import pytest
 
 from tests.integration.dialogues import talking
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
+from tests.model_server import lora_folders
 
 pytestmark = pytest.mark.slow
 
@@ -33,12 +38,35 @@ KINDS: dict[str, dict[str, Any]] = {
     "pattern": {"max_new_tokens": 120, "grammar": {"type": "regex", "value": "([a-z]{1,9} ){25}"}},
     "schema": {"max_new_tokens": 120, "grammar": {"type": "json", "value": SCHEMA}},
     "watermarked": {**LONG, "watermark": True},
+    "adapted": {**LONG, "adapter_id": "one"},
+    "adapted otherwise": {**LONG, "adapter_id": "two"},
+}
+_ADMIN = "the-key-of-who-runs-this"
+# The bundled model's: outputs and inputs of each layer's products.
+_SHAPES = {
+    "self_attn.q_proj": (256, 256),
+    "self_attn.k_proj": (256, 256),
+    "self_attn.v_proj": (256, 256),
+    "self_attn.o_proj": (256, 256),
+    "mlp.gate_proj": (640, 256),
+    "mlp.up_proj": (640, 256),
+    "mlp.down_proj": (256, 640),
 }
 
 
+def adapter(folder: Path, seed: int, rank: int) -> Path:
+    """An adapter of random numbers for all layers of the bundled model."""
+    shapes = {f"model.layers.{i}.{name}": each for i in range(4) for name, each in _SHAPES.items()}
+    return lora_folders.save(folder, shapes, seed=seed, rank=rank)
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched("--max-restarts", "20", "--standby-shards") as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("adapters")
+    adapters = f"one={adapter(folder / 'one', 1, 4)},two={adapter(folder / 'two', 2, 8)}"
+    lora = ("--lora-adapters", adapters, "--lora-folders", str(folder))
+    restarts = ("--max-restarts", "20", "--standby-shards")
+    with launched(*lora, *restarts, ADMIN_API_KEY=_ADMIN) as running:
         yield running
 
 
@@ -99,11 +127,41 @@ def is_standing_by(pid: int) -> bool:
     return False
 
 
+def administer(server: RunningServer, route: str, **body: str) -> None:
+    headers = {"authorization": f"Bearer {_ADMIN}"}
+    said = server.http.post(f"/v1/{route}_lora_adapter", json=body, headers=headers)
+    assert said.status_code == 200, said.text
+
+
+def test_an_adapter_that_is_unloaded_while_it_answers_is_there_to_the_end(
+    server: RunningServer,
+) -> None:
+    """The same weights by another name."""
+
+    def written(name: str) -> str:
+        body = {"inputs": "Once", "parameters": {**LONG, "adapter_id": name}}
+        return str(server.http.post("/generate", json=body).json()["generated_text"])
+
+    expected = written("one")
+    administer(server, "load", lora_name="again", lora_path="one")
+    with ThreadPoolExecutor(1) as pool:
+        before = metric(server, "tandem_output_tokens_total")
+        running = pool.submit(written, "again")
+        while metric(server, "tandem_output_tokens_total") == before:
+            time.sleep(0.002)
+        administer(server, "unload", lora_name="again")
+        assert running.result() == expected
+    gone = server.http.post("/v1/completions", json={"model": "again", "prompt": "a"})
+    assert gone.status_code == 404
+
+
 def test_streams_of_every_kind_are_the_same_when_their_shard_is_killed(
     server: RunningServer,
 ) -> None:
     names = [(kind, 0) for kind in KINDS]
     expected = undisturbed(server, names)
+    adapted = ("greedy", "adapted", "adapted otherwise")
+    assert len({str(texts(expected[f"{kind} 0"])) for kind in adapted}) == 3
     until_one_stands_by(server)
     answers: dict[str, Any] = {}
     threads = together(server, names, answers)
@@ -158,7 +216,8 @@ async def test_a_router_that_is_killed_serves_again_and_the_weights_stay(
     server: RunningServer, tmp_path: Path
 ) -> None:
     """Meanwhile a client says so, and goes on with its answer."""
-    expected = undisturbed(server, [("penalised", 6)])
+    kinds = [("penalised", 6), ("adapted", 6)]
+    expected = undisturbed(server, kinds)
     shard, router = server.pid_of("model_server"), server.pid_of("router")
     async with talking(server, tmp_path) as terminal:
         terminal.type('Tell me a long story where="len(X) > 2000"\r')
@@ -172,7 +231,7 @@ async def test_a_router_that_is_killed_serves_again_and_the_weights_stay(
         assert "error:" not in rest
     assert wait_until_gone([router]) == []
     wait_until("the new router", server, "/health/ready", 200)
-    assert undisturbed(server, [("penalised", 6)]) == expected
+    assert undisturbed(server, kinds) == expected
     assert server.pid_of("model_server") == shard
     assert server.pid_of("router") != router
 

@@ -11,7 +11,7 @@ from processes.addresses import free_port
 from tests.integration.server import launched
 from tests.integration.test_recovery import texts, together, undisturbed, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 KEPT = [("drawn", 0), ("pattern", 0)]
 

@@ -13,7 +13,7 @@ from constraints.worker.jobs import Check
 from constraints.worker.pool import PoolRules, VocabularyFile, WorkerPool
 from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, save_byte_tokenizer
 
-MAX_LEN = 4096
+MAX_LEN = 512
 
 
 def vocabulary_file(folder: Path) -> VocabularyFile:

@@ -398,7 +398,7 @@ async def test_a_cancelled_check_leaves_equal_ones_running(
     tmp_path: Path,
 ) -> None:
     async with checking(tmp_path, cpu_s=60.0, wait_s=60.0) as (check, _):
-        constraint = Constraint(costly().spec)
+        constraint = Constraint(costly(num_choices=10_000).spec)
         first = asyncio.create_task(check.check(constraint, _NO_STOPS, 50))
         second = asyncio.create_task(check.check(constraint, _NO_STOPS, 50))
         await asyncio.sleep(0.1)
