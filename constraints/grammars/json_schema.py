@@ -13,7 +13,7 @@ from constraints.grammars.schema.place import NOT_WATCHED, WATCH
 from constraints.grammars.schema.reading import Json, below, read
 from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.grammars.schema.unproductive_definitions import prune
-from constraints.grammars.schema.watched import bound_sets, watches_of
+from constraints.grammars.schema.watched import bound, watches_of
 from constraints.grammars.watching.watch import Watches
 from constraints.spec import ConstraintSpec, Whitespace
 
@@ -107,7 +107,7 @@ _ENDLESS = "nothing satisfies it: what it requires is false, or would contain it
 def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> Rewritten:
     """Rewrite and check a parsed schema. `watches`: whether its texts can be watched."""
     rewritten = rewrite(document, lenient=lenient, watches=watches)
-    bound_sets(rewritten.root, rewritten.definitions)
+    bound(rewritten.root, rewritten.definitions)
     close_narrow_ranges(rewritten.root, rewritten.definitions)
     _settle(rewritten)
     if watches:

@@ -60,19 +60,28 @@ def _required(place: Place, value: Json, pointer: str) -> None:
 
 
 def _min_properties(place: Place, value: Json, pointer: str) -> None:
-    known = set(place.schema.get("required", ()))
+    required = set(place.schema.get("required", ()))
+    if value <= len(required):
+        return
     # The engine counts a repeated key twice; a minimum of one is not affected.
-    if value - len(known) > 1:
-        place.rewriter.refuse(
-            pointer, "more than one key beyond those in `required` is not counted reliably"
-        )
+    if value - len(required) > 1 or _has_optional(place):
+        place.watch("minProperties", int(value), pointer)
     else:
         place.out["minProperties"] = int(value)
 
 
 def _max_properties(place: Place, value: Json, pointer: str) -> None:
-    # `propertyNames` may have left none already.
-    place.out["maxProperties"] = min(int(value), place.out.get("maxProperties", int(value)))
+    if _has_optional(place):
+        place.watch("maxProperties", int(value), pointer)
+    else:
+        # `propertyNames` may have left none already.
+        place.out["maxProperties"] = min(int(value), place.out.get("maxProperties", int(value)))
+
+
+def _has_optional(place: Place) -> bool:
+    """Whether a declared property is optional, beside which the engine counts none."""
+    declared = place.schema.get("properties", {}).keys() - place.schema.get("required", ())
+    return bool(declared) or "propertyNames" in place.schema
 
 
 def _property_names(place: Place, value: Json, pointer: str) -> None:

@@ -17,6 +17,8 @@ from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.grammars.watching.watch import Supply, Watch, Watches
 
 _CONTAINERS = frozenset(("array", "object"))
+_NO_OBJECTS = ("null", "boolean", "number", "string", "array")
+_OF_OBJECTS = frozenset(("properties", "required", "additionalProperties", "patternProperties"))
 _UNCERTAIN: frozenset[str] = frozenset()
 _MAX_PLACES = 2_000
 _MAX_DEPTH = 20
@@ -74,6 +76,7 @@ class _Finding:
             values=next(filter(None, self._values(arrays)), ()),
             least=max(least, default=0),
             most=min(most, default=None),
+            **(_names(objects) if least or most else {}),
             properties=dict(self._members(objects)),
             rest=self._others(objects),
             prefix=tuple(self._first_items(arrays)),
@@ -174,14 +177,21 @@ class _Finding:
                 yield _texts(schema.get("items", True), self._definitions) or ()
 
 
-def bound_sets(root: Json, definitions: dict[str, Json]) -> None:
-    """Give arrays whose items differ no more of them than there are values, in place."""
+def bound(root: Json, definitions: dict[str, Json]) -> None:
+    """Tell the engine what follows from what is watched, in place.
+
+    Arrays whose items differ have no more of them than there are values, and objects no more keys
+    than there are names.
+    """
     for schema in (root, *definitions.values()):
-        for part in parts(schema):
-            if "uniqueItems" in part.get(WATCH, ()) and "prefixItems" not in part:
+        for part in [each for each in parts(schema) if WATCH in each]:
+            if "uniqueItems" in part[WATCH] and "prefixItems" not in part:
                 most = _num_values(part.get("items", True), definitions)
                 if most is not None:
                     part["maxItems"] = min(most, part.get("maxItems", most))
+            names = _names([(part, True)]).get("names", part)
+            if names is not part and len(names) < part[WATCH].get("minProperties", 0):
+                part["allOf"] = [*part.get("allOf", ()), {"type": [*_NO_OBJECTS]}]
 
 
 def _num_values(schema: Json, definitions: dict[str, Json], depth: int = 0) -> int | None:
@@ -198,6 +208,18 @@ def _num_values(schema: Json, definitions: dict[str, Json], depth: int = 0) -> i
     names = [types] if isinstance(types, str) else types
     found.append(_sum(_num_of_type(name, schema) for name in names))
     return min((each for each in found if each is not None), default=None)
+
+
+def _names(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:
+    """All keys of an object and those that it requires, where one schema lists them."""
+    saying = [schema for schema, _ in objects if schema.keys() & _OF_OBJECTS]
+    if len(saying) != 1 or "patternProperties" in saying[0]:
+        return {}
+    if saying[0].get("additionalProperties", True) is not False:
+        return {}
+    properties = saying[0].get("properties", {})
+    names = tuple(name for name, inner in properties.items() if inner is not False)
+    return {"names": names, "required": tuple(saying[0].get("required", ()))}
 
 
 def _supply_of(schema: Json, definitions: dict[str, Json], depth: int = 0) -> Supply:

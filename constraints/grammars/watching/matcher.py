@@ -155,7 +155,10 @@ class WatchedMatcher(GrammarMatcher):
     def _endings(self, row: Bitmask) -> list[int]:
         """The legal tokens that may be forbidden; those that certainly are are cleared."""
         endings = endings_of(self._vocabulary)
-        if not self._position.num_watched:
+        legal = row
+        if self._position.names_are_listed:
+            pass  # few are legal
+        elif not self._position.num_watched:
             legal = row & endings.compound
         elif self._position.mode in _IN_STRING:
             return self._string_endings(row, endings.quoting)
@@ -181,7 +184,7 @@ class WatchedMatcher(GrammarMatcher):
                 continue
             if within and (b"]" in after or b"}" in after):
                 is_alone[number] = True
-            elif position.behind(other + after) is None:
+            elif (behind := position.behind(other + after)) is None or not behind.has_name_left:
                 clear_bits(row, ids[numbers == number].tolist())
         contents = position.contents if position.mode is Mode.STRING else []
         same = [each for text in contents for each in quoting.by_before.get(text, ())]
@@ -190,7 +193,7 @@ class WatchedMatcher(GrammarMatcher):
     def _may_follow(self, token: bytes, known: dict[object, bool]) -> bool:
         after = self._position.behind(token)
         if after is None or after.item is None:
-            return after is not None
+            return after is not None and after.has_name_left
         is_left = after.has_value_left
         if is_left is not None:
             return is_left

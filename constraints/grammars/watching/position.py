@@ -120,6 +120,24 @@ class Position:
         return self.frames[-1].seen, self.frames[-1].number, begun
 
     @property
+    def names_are_listed(self) -> bool:
+        """Whether a key may begin or has begun of an object of few names."""
+        if not self.frames or not self.frames[-1].watch.names:
+            return False
+        return self.mode in (Mode.AFTER, Mode.KEY, Mode.IN_KEY, Mode.NUMBER)
+
+    @property
+    def has_name_left(self) -> bool:
+        """Whether a key that begins or has begun may lead to the end of an object of few names."""
+        if self.mode not in (Mode.KEY, Mode.IN_KEY) or not self.frames[-1].watch.names:
+            return True
+        frame = self.frames[-1]
+        if self.mode is Mode.KEY and not frame.seen and not frame.watch.least:
+            return True
+        begun = b"" if self.mode is Mode.KEY else self.text[self.start + 1 :]
+        return any(name.encode().startswith(begun) for name in _names_left(frame))
+
+    @property
     def has_value_left(self) -> bool | None:
         """Whether a listed value may be the item that begins or has begun; None: not known."""
         if self.item is None or not self.frames[-1].watch.values:
@@ -246,6 +264,8 @@ class _Reading:
         if frame.watch is _UNWATCHED:
             return True
         key = json.loads(self._text[self._start : self._at])
+        if frame.watch.names and key not in _names_left(frame):
+            return False
         counted = {key} if frame.watch.is_watched else frozenset()
         frame = frame._replace(number=frame.watch.member(key), seen=frame.seen | counted)
         self._frames = (*self._frames[:-1], frame)
@@ -323,6 +343,20 @@ _STEPS = {
 
 def _is_full(frame: Frame) -> bool:
     return frame.watch.most is not None and len(frame.seen) >= frame.watch.most
+
+
+def _names_left(frame: Frame) -> list[str]:
+    """The listed names that may be the next key, so that neither too few nor too many follow."""
+    watch = frame.watch
+    last = max((watch.names.index(name) for name in frame.seen), default=-1)
+    later = watch.names[last + 1 :]
+    most = len(watch.names) if watch.most is None else watch.most
+    return [
+        name
+        for index, name in enumerate(later)
+        if len(frame.seen) + len(later) - index >= watch.least
+        and len(frame.seen) + 1 + len({*later[index + 1 :]} & {*watch.required}) <= most
+    ]
 
 
 def _number(text: str) -> _Number:

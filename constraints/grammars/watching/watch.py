@@ -32,6 +32,8 @@ class Watch:
     values:         the texts of all that its items may be, where they are few
     least:          the fewest keys of an object
     most:           the most keys of an object; None: any number
+    names:          all keys that it may have, in their order, where they are listed
+    required:       those of them that it must have
     properties:     the places of members
     rest:           that of all other members
     prefix:         the places of the first items
@@ -43,6 +45,8 @@ class Watch:
     values: tuple[str, ...] = ()
     least: int = 0
     most: int | None = None
+    names: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
     properties: dict[str, int] = field(default_factory=dict)
     rest: int | None = None
     prefix: tuple[int | None, ...] = ()
@@ -79,8 +83,7 @@ def read(text: str) -> Watches:
             **{
                 **each,
                 "supply": Supply(each["supply"]),
-                "values": tuple(each["values"]),
-                "prefix": tuple(each["prefix"]),
+                **{key: tuple(each[key]) for key in ("values", "names", "required", "prefix")},
             }
         )
         for each in found

@@ -48,7 +48,8 @@ _END_ID = len(_TOKENS) - 1
 SET: dict[str, Any] = {"type": "array", "uniqueItems": True}
 # More than five: arrays of fewer are listed.
 LETTERS: dict[str, Any] = {"enum": ["a", "b", "ab", "ba", "c", "1"]}
-OPEN: dict[str, Any] = {"type": "object", "additionalProperties": False}
+ABC = {"a": {"enum": [1, 2]}, "b": {"enum": [1, 2]}, "c": {"enum": [1, 2]}}
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 
 
 class _Tokenizer:
@@ -111,7 +112,7 @@ FINITE: dict[str, tuple[Any, Callable[[], Iterable[Any]]]] = {
     ),
     "a set in an object": (
         {
-            **OPEN,
+            **CLOSED,
             "properties": {"k": {**SET, "items": LETTERS, "maxItems": 2}, "l": LETTERS},
             "required": ["k"],
         },
@@ -124,6 +125,32 @@ FINITE: dict[str, tuple[Any, Callable[[], Iterable[Any]]]] = {
     "a set or null": (
         {"anyOf": [{**SET, "items": LETTERS, "maxItems": 2}, {"type": "null"}]},
         lambda: [None, *arrays(LETTERS["enum"], 2)],
+    ),
+    "two keys of three": (
+        {**CLOSED, "properties": ABC, "minProperties": 2},
+        lambda: objects("abc", [1, 2]),
+    ),
+    "one key of three": (
+        {**CLOSED, "properties": ABC, "maxProperties": 1, "required": ["b"]},
+        lambda: objects("abc", [1, 2]),
+    ),
+    "two keys and one of them": (
+        {
+            **CLOSED,
+            "properties": ABC,
+            "minProperties": 2,
+            "maxProperties": 2,
+            "required": ["c"],
+        },
+        lambda: objects("abc", [1, 2]),
+    ),
+    "keys of items": (
+        {
+            "type": "array",
+            "items": {**CLOSED, "properties": ABC, "minProperties": 2},
+            "maxItems": 1,
+        },
+        lambda: arrays(objects("abc", [1, 2]), 1),
     ),
     "a tuple": (
         {
@@ -173,7 +200,7 @@ NESTED: dict[str, Any] = {
     "sets of sets": {**SET, "items": {**SET, "items": {"enum": [1, 2]}}},
     "objects": {
         **SET,
-        "items": {**OPEN, "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
+        "items": {**CLOSED, "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
         "minItems": 2,
     },
     "multiples": {
@@ -185,7 +212,7 @@ NESTED: dict[str, Any] = {
         "$ref": "#/$defs/t",
         "$defs": {
             "t": {
-                **OPEN,
+                **CLOSED,
                 "properties": {"k": {**SET, "items": {"$ref": "#/$defs/t"}}},
                 "required": ["k"],
             }
@@ -196,6 +223,20 @@ NESTED: dict[str, Any] = {
     "strings": {**SET, "items": {"type": "string"}, "minItems": 3},
     "a union": {**SET, "items": {"type": ["integer", "string"], "maxLength": 1}},
     "in a map": {"type": "object", "additionalProperties": {**SET, "items": {"type": "string"}}},
+    "keys of a map": {"type": "object", "minProperties": 3, "maxProperties": 4},
+    "keys beyond the declared": {
+        "type": "object",
+        "properties": ABC,
+        "required": ["b"],
+        "minProperties": 5,
+        "maxProperties": 5,
+    },
+    "keys of a pattern": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-d]$"},
+        "minProperties": 2,
+        "maxProperties": 3,
+    },
     "in two parts": {
         "allOf": [{"type": "array", "items": {"type": "integer"}}, {"uniqueItems": True}],
     },
@@ -259,6 +300,13 @@ def test_items_of_other_values_differ(text: str) -> None:
     assert accepts(of_schema(SET), text)
 
 
+def test_more_keys_than_there_are_names_is_a_contradiction() -> None:
+    schema = {**CLOSED, "properties": ABC, "minProperties": 4}
+    with pytest.raises(Contradiction):
+        of_schema(schema)
+    assert accepts(of_schema({"properties": {"x": schema}}), "{}")
+
+
 def test_more_items_than_there_are_values_is_a_contradiction() -> None:
     with pytest.raises(Contradiction) as contradiction:
         of_schema({**SET, "items": {"type": "integer", "minimum": 1, "maximum": 9}, "minItems": 10})
@@ -272,7 +320,7 @@ def test_more_items_than_there_are_values_is_a_contradiction() -> None:
         ({"if": {"type": "array", "minItems": 2}, "then": SET}, "/if/anyOf/0/allOf/1/uniqueItems"),
         ({"patternProperties": {"^a": SET}}, "/patternProperties/^a/uniqueItems"),
         (
-            {"anyOf": [{**OPEN, "properties": {"k": SET}}, {**OPEN, "properties": {"k": {}}}]},
+            {"anyOf": [{**CLOSED, "properties": {"k": SET}}, {**CLOSED, "properties": {"k": {}}}]},
             "/anyOf/0/properties/k/uniqueItems",
         ),
     ],
