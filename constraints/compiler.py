@@ -263,7 +263,7 @@ class Compiler:
         schema = json_schema.prepare(spec, limits)
         while True:
             try:
-                watch = written(schema.rewritten.watches)
+                watch = written(schema.rewritten.watches, spec.text)
                 return _engine_of(watch)(
                     self.vocabulary,
                     schema.text,

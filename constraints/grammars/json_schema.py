@@ -14,7 +14,7 @@ from constraints.grammars.schema.reading import Json, below, read
 from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.grammars.schema.unproductive_definitions import prune
 from constraints.grammars.schema.watched import bound, watches_of
-from constraints.grammars.watching.watch import Watches
+from constraints.grammars.watching.watch import Watch
 from constraints.spec import ConstraintSpec, Whitespace
 
 # The most parts that a lenient schema drops, one after the other.
@@ -133,7 +133,7 @@ def _settle(rewritten: Rewritten) -> None:
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 
-def _watches(rewritten: Rewritten, *, lenient: bool) -> Watches:
+def _watches(rewritten: Rewritten, *, lenient: bool) -> tuple[Watch, ...]:
     """What is watched. Raises NotEnforced for what depends on the instance; or records it."""
 
     def refuse(schema: Json, keyword: str) -> None:

@@ -5,7 +5,8 @@ patterns have the same meaning as in masks. Patterns that masks do not enforce m
 time on some texts: call this only where it can be stopped.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -78,21 +79,46 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
     )
 
 
-def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | None:
-    """The first few errors; None: a keyword of the schema has an invalid value.
+def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
+    """What says whether texts are instances of a part of a schema. Both have to be followable."""
+    schema = spelt_out(loads(schema_text))
+    part = spelt_out(loads(part_text))
+    kinds = _kinds(schema)
+    validators = [
+        with_patterns(exact(kind))(_unnamed(schema), registry=Registry()) for kind in kinds
+    ]
 
-    Up to draft 2019-09 `items` may be a list, and many such schemas name no draft.
-    """
-    registry: Registry[Json] = Registry()
-    kinds: tuple[type[jsonschema.Validator], ...] = _DRAFTS
+    def is_instance(text: str) -> bool:
+        value = loads(text)
+        for validator in validators:
+            with suppress(*_WRONG_VALUES):
+                return bool(validator.evolve(schema=part).is_valid(value))
+        return False
+
+    return is_instance
+
+
+def _kinds(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
+    """Up to draft 2019-09 `items` may be a list, and many such schemas name no draft."""
     if isinstance(schema, dict) and "$schema" in schema:
-        kinds = (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
-        # Without this the package would use its own validator behind a reference.
-        schema = {key: value for key, value in schema.items() if key != "$schema"}
-    for kind in kinds:
+        return (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
+    return _DRAFTS
+
+
+def _unnamed(schema: Json) -> Json:
+    """Without `$schema`, for which the package would use its own validator behind a reference."""
+    if not isinstance(schema, dict):
+        return schema
+    return {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | None:
+    """The first few errors; None: a keyword of the schema has an invalid value."""
+    registry: Registry[Json] = Registry()
+    for kind in _kinds(schema):
         try:
-            found = with_patterns(exact(kind))(schema, registry=registry).iter_errors(instance)
-            return list(islice(found, MAX_VIOLATIONS))
+            validator = with_patterns(exact(kind))(_unnamed(schema), registry=registry)
+            return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
         except _WRONG_VALUES:
             continue
     return None

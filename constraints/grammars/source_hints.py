@@ -6,22 +6,31 @@ pattern that ends a loop. A wrong hint costs one check by the matcher and nothin
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from constraints.errors import ConstraintError
+from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.example_text import MAX_PATTERN_LEN, example_text
 from constraints.grammars.lark_reader import words
+from constraints.grammars.limits import Limits
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
+from constraints.grammars.schema.engine_options import grammar_of
+from constraints.grammars.schema.place import WATCH
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.rewriting import Rewritten
+from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.grammars.schema_hints import leaves
+from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import CompletionHints
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import mark_of
 
 MAX_HINTS = 12
+_MAX_WANTED_LEN = 2_000
 # Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS = 200
@@ -83,7 +92,26 @@ def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionH
             return leaves(json.loads(spec.text))
         return leaves([rewritten.root, rewritten.definitions])
 
-    return CompletionHints((), more)
+    def all_hints() -> tuple[bytes, ...]:
+        return (*(() if rewritten is None else _wanted(rewritten)), *more())
+
+    return CompletionHints((), all_hints)
+
+
+def _wanted(rewritten: Rewritten) -> Iterator[bytes]:
+    """Instances of what arrays have to contain, which no leaf and no mask shows."""
+    definitions = rewritten.definitions
+    for part in chain.from_iterable(map(parts, (rewritten.root, *definitions.values()))):
+        for wanted in part.get(WATCH, {}).get("contains", ()):
+            both = {"allOf": [part.get("items", True), wanted["like"]]}
+            grammar = grammar_of(both, definitions, Whitespace.COMPACT)
+            try:
+                language = GrammarLanguage(byte_vocabulary(), grammar, Limits(), explain)
+                found = language.matcher().shortest(_MAX_WANTED_LEN)
+            except ConstraintError:
+                continue  # a search does without
+            if found:
+                yield bytes(found)
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:

@@ -23,6 +23,8 @@ _MAX_STEPS = 400
 _MAX_TRIED_LEN = 100_000
 _CLOSERS = (b"}", b"]")
 _SIMPLE = (b"0", b"null", b"true", b'""', b"[]", b"{}")
+_SIMPLE_ITEMS = tuple(each + b"," for each in _SIMPLE)
+_SPACE = b" \t\r\n"
 # Of the other bytes: what ends or parts values before what makes them longer.
 _LIKED = tuple(bytes((byte,)) for byte in b'",:1234567890{[-aA.@/ ')
 # Deeper than this, other ways are taken: the first one may lead down without end.
@@ -70,7 +72,7 @@ class _Dive:
         for _ in range(_MAX_STEPS):
             if self._matcher.is_complete:
                 return tuple(made)
-            taken = self._forced() or self._chosen(text)
+            taken = self._other_item(text) or self._forced() or self._chosen(text)
             if not taken:
                 return None
             for token_id in taken:
@@ -78,6 +80,11 @@ class _Dive:
             made += taken
             text += text_of(taken, self._vocabulary)
         return None
+
+    def _other_item(self, text: bytes) -> KnownCompletion:
+        """A hint behind a simple item: where that did not allow the end, it never will."""
+        has_simple = text.rstrip(_SPACE).endswith(_SIMPLE_ITEMS)
+        return self._first_legal(self._hints if has_simple else ())
 
     def _forced(self) -> KnownCompletion:
         tokens = spelled(self._matcher.deterministic_suffix(), self._vocabulary)

@@ -261,6 +261,22 @@ def _unique_items(place: Place, value: Json, pointer: str) -> None:
         place.watch("uniqueItems", value, pointer)
 
 
+def _contains(place: Place, value: Json, pointer: str) -> None:
+    like = place.rewriter.schema(value, pointer)
+    least = int(place.schema.get("minContains", 1))
+    most = place.schema.get("maxContains")
+    if least == 0 and most is None:
+        return
+    counts = (least, None if most is None else int(most))
+    place.watch("contains", [{"schema": value, "counts": counts, "like": like}], pointer)
+    if least:
+        place.also.append({"minItems": least})
+
+
+def _of_contains(place: Place, value: Json, pointer: str) -> None:
+    """How many items `contains` means; without it they say nothing."""
+
+
 HANDLERS: dict[str, Handler] = {
     "properties": _properties,
     "patternProperties": _pattern_properties,
@@ -275,4 +291,6 @@ HANDLERS: dict[str, Handler] = {
     "additionalItems": _additional_items,
     "unevaluatedItems": _unevaluated_items,
     "uniqueItems": _unique_items,
+    "contains": _contains,
+    **dict.fromkeys(("minContains", "maxContains"), _of_contains),
 }

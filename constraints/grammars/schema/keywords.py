@@ -144,9 +144,6 @@ EXTENSIONS = ("x-", "X-", "_")
 
 # Assertions that masks do not enforce, with a replacement if there is one.
 REFUSED = {
-    "contains": "that an array has an item of a kind is not enforced",
-    "minContains": "how many items are of a kind is not enforced",
-    "maxContains": "how many items are of a kind is not enforced",
     "$dynamicRef": "dynamic references are not followed; write $ref",
     "$recursiveRef": "recursive references are not followed; write $ref",
     "divisibleBy": "this is of draft 3; write multipleOf",

@@ -19,6 +19,7 @@ from constraints.grammars.schema.reading import Json
 # "integer" is a part of "number", so neither has a complement among the types alone.
 _DISTINCT = ("null", "boolean", "string", "array", "object")
 _MAX_REFERENCES = 20
+_COUNTS = frozenset(("minContains", "maxContains"))
 
 # Resolves a reference at a pointer: returns the schema and its pointer.
 Resolve = Callable[[str], Json]
@@ -38,7 +39,11 @@ def negation(schema: Json, resolve: Resolve, draft: Draft, depth: int = 0) -> Js
     for keyword, value in draft.read(schema).items():
         if draft.ignores(keyword, value):
             raise NoNegation(keyword)
-        if is_annotation(keyword):
+        if is_annotation(keyword) or (keyword in _COUNTS and "contains" not in schema):
+            continue
+        if keyword == "contains" and not schema.keys() & _COUNTS:
+            items = negation(value, resolve, draft, depth + 1)
+            refusals.append({"type": "array", "items": items})
             continue
         refusals.append(_of_keyword(keyword, value, resolve, draft, depth + 1))
     return _any_of(refusals)

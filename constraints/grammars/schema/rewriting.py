@@ -27,7 +27,7 @@ from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, at, below, shown
 from constraints.grammars.schema.references import References
 from constraints.grammars.schema.unique_values import listed
-from constraints.grammars.watching.watch import Watches
+from constraints.grammars.watching.watch import Watch
 
 # The most visits of subschemas.
 _MAX_SCHEMAS = 50_000
@@ -56,7 +56,7 @@ class Rewritten:
     not_enforced: list[str]
     origins: dict[int, str] = field(repr=False)
     needs_u: list[str]
-    watches: Watches = ()
+    watches: tuple[Watch, ...] = ()
 
 
 def _whole(pattern: str) -> str:

@@ -14,7 +14,7 @@ from constraints.grammars.schema.disjoint import conjuncts, types_of, values_of
 from constraints.grammars.schema.place import WATCH
 from constraints.grammars.schema.reading import Json, equal_key
 from constraints.grammars.schema.unproductive_definitions import parts
-from constraints.grammars.watching.watch import Supply, Watch, Watches
+from constraints.grammars.watching.watch import Supply, Wanted, Watch
 
 _CONTAINERS = frozenset(("array", "object"))
 _NO_OBJECTS = ("null", "boolean", "number", "string", "array")
@@ -36,7 +36,7 @@ _Certain: TypeAlias = tuple[Json, bool]
 
 def watches_of(
     root: Json, definitions: dict[str, Json], refuse: Callable[[Json, str], None]
-) -> Watches:
+) -> tuple[Watch, ...]:
     """What is watched; nothing at all: (). `refuse` is told a schema and its keyword."""
     finding = _Finding(definitions, refuse)
     finding.place([(root, _CONTAINERS)])
@@ -68,12 +68,18 @@ class _Finding:
         self.found.append(Watch())
         arrays = [(schema, "array" in certain) for schema, certain in flat]
         objects = [(schema, "object" in certain) for schema, certain in flat]
+        wanted = [each for some in self._of_keyword("contains", arrays) for each in some]
+        longest = [
+            each["maxItems"] for each, is_certain in arrays if is_certain and "maxItems" in each
+        ]
         least = self._of_keyword("minProperties", objects)
         most = self._of_keyword("maxProperties", objects)
         self.found[number] = Watch(
             differ=bool(self._of_keyword("uniqueItems", arrays)),
             supply=max(map(self._supply, arrays), default=Supply.NONE),
             values=next(filter(None, self._values(arrays)), ()),
+            wanted=tuple(Wanted(json.dumps(each["schema"]), *each["counts"]) for each in wanted),
+            longest=min(longest, default=None) if wanted else None,
             least=max(least, default=0),
             most=min(most, default=None),
             **(_names(objects) if least or most else {}),

@@ -19,8 +19,7 @@ from llguidance import LLMatcher
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, is_set, row_of
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.grammars.engine import GrammarLanguage, GrammarMatcher, Original
-from constraints.grammars.watching.position import ZEROS, Mode, Position
-from constraints.grammars.watching.watch import Watches, read
+from constraints.grammars.watching.position import ZEROS, Mode, Position, Watches
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import text_of
 from constraints.vocabulary import Vocabulary
@@ -123,7 +122,7 @@ class WatchedLanguage(GrammarLanguage):
 
     @cached_property
     def _watches(self) -> Watches:
-        return read(self.watch)
+        return Watches(self.watch)
 
     def _copy_of(self, original: Original) -> "WatchedMatcher":
         return WatchedMatcher(self, original, original.matcher.deep_copy(), Position(self._watches))
@@ -156,7 +155,7 @@ class WatchedMatcher(GrammarMatcher):
         """The legal tokens that may be forbidden; those that certainly are are cleared."""
         endings = endings_of(self._vocabulary)
         legal = row
-        if self._position.names_are_listed:
+        if self._position.is_listed:
             pass  # few are legal
         elif not self._position.num_watched:
             legal = row & endings.compound
@@ -168,23 +167,28 @@ class WatchedMatcher(GrammarMatcher):
 
     def _string_endings(self, row: Bitmask, quoting: _Quoting) -> list[int]:
         ids = quoting.token_ids
-        is_legal = (row[ids >> 5] >> (ids & 31).astype(np.int32)) & 1 > 0
-        if np.count_nonzero(is_legal) <= _MAX_TRIED:
-            return list(map(int, ids[is_legal]))
-        numbers = quoting.number[is_legal]
-        ids = ids[is_legal]
+        has_bit = (row[ids >> 5] >> (ids & 31).astype(np.int32)) & 1 > 0
+        if np.count_nonzero(has_bit) <= _MAX_TRIED:
+            return list(map(int, ids[has_bit]))
+        numbers = quoting.number[has_bit]
+        ids = ids[has_bit]
         # Whatever the string is, unless it is one that is there.
         position = self._position
         is_alone = quoting.is_alone.copy()
         other = b"~" * position.longest_len + b'"'
         within = position.is_within_item
+        wanted = position.frames[-1].watch.wanted
         for number in np.unique(numbers).tolist():
             after = quoting.afters[number]
             if is_alone[number]:
                 continue
-            if within and (b"]" in after or b"}" in after):
+            behind = position.behind(other + after)
+            is_legal = behind is not None and behind.has_name_left
+            if (within and (b"]" in after or b"}" in after)) or (
+                wanted and (not is_legal or any(each.most is not None for each in wanted))
+            ):
                 is_alone[number] = True
-            elif (behind := position.behind(other + after)) is None or not behind.has_name_left:
+            elif not is_legal:
                 clear_bits(row, ids[numbers == number].tolist())
         contents = position.contents if position.mode is Mode.STRING else []
         same = [each for text in contents for each in quoting.by_before.get(text, ())]
@@ -203,13 +207,9 @@ class WatchedMatcher(GrammarMatcher):
 
     def _last_values(self) -> list[int]:
         """Tokens that end no value, but behind which only one may follow that is there already."""
-        rests = self._position.rests()
-        if not rests:
-            return []
-        begun = {rest[: size + 1] for rest in rests for size in range(len(rest))}
-        if not self._position.frames[-1].watch.values:
-            longest = sorted(rests, key=len, reverse=True)[:_MAX_ENDS]
-            begun = {rest.removesuffix(b'"') for rest in (*ZEROS.intersection(rests), *longest)}
+        rests = [] if self._position.is_listed else self._position.rests()
+        longest = sorted(rests, key=len, reverse=True)[:_MAX_ENDS]
+        begun = {rest.removesuffix(b'"') for rest in (*ZEROS.intersection(rests), *longest)}
         if self._position.mode is Mode.VALUE:
             begun |= {b" " + text for text in begun}
         by_text = endings_of(self._vocabulary).by_text

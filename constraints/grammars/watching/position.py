@@ -8,9 +8,11 @@ import json
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from constraints.grammars.watching.watch import Supply, Watch, Watches
+from constraints.grammars.schema_validation import judge_of
+from constraints.grammars.watching.watch import Supply, Watch, read
 
 # Equal for values that are equal in JSON Schema.
 _Equal: TypeAlias = Any
@@ -19,6 +21,8 @@ _NUMBER_END = re.compile(rb"[^0-9.eE+-]")
 _QUOTE = ord('"')
 _LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
 _UNWATCHED = Watch()
+# The most items of which is remembered whether they are wanted.
+_MAX_JUDGED = 4096
 # The whole numbers that no longer one begins with.
 ZEROS = frozenset((b"0", b"-0"))
 
@@ -55,6 +59,7 @@ class Frame(NamedTuple):
     number:   the index of the present item, or the place of the present member
     seen:     the items or keys that are complete, where they are watched
     texts:    the items as they are written, where values may run out
+    counts:   how many items were of each wanted schema
     """
 
     is_array: bool
@@ -63,6 +68,26 @@ class Frame(NamedTuple):
     number: int | None = 0
     seen: frozenset[_Equal] = frozenset()
     texts: frozenset[bytes] = frozenset()
+    counts: tuple[int, ...] = ()
+
+
+class Watches:
+    """All places of one schema, and what says whether items are wanted. Shared by threads."""
+
+    def __init__(self, text: str) -> None:
+        """`text`: as `watch.written` writes it."""
+        places, document = read(text)
+        self.arrays = [place.of_arrays for place in places]
+        self.objects = [place.of_objects for place in places]
+        wanted = [each.schema for place in places for each in place.wanted]
+        judges = {schema: judge_of(document, schema) for schema in wanted}
+
+        # Many tokens may end the same item.
+        @lru_cache(_MAX_JUDGED)
+        def is_wanted(schema: str, item: bytes) -> bool:
+            return judges[schema](item.decode())
+
+        self.is_wanted = is_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +112,10 @@ class Position:
 
     @property
     def is_within_item(self) -> bool:
-        """Whether the end of an array or object may end an item that must differ from others."""
-        return any(frame.watch.differ and frame.seen for frame in self.frames[:-1])
+        """Whether the end of an array or object may end an item that is looked at as a whole."""
+        return any(
+            frame.watch.wanted or (frame.watch.differ and frame.seen) for frame in self.frames[:-1]
+        )
 
     @property
     def longest_len(self) -> int:
@@ -114,17 +141,21 @@ class Position:
     @property
     def item(self) -> tuple[frozenset[_Equal], int | None, bytes] | None:
         """The items before it, its index and beginning, of an item whose values may run out."""
-        if self.mode is Mode.AFTER or not self.frames or not self.frames[-1].texts:
+        if self.mode is Mode.AFTER or not self.frames:
+            return None
+        if not self.frames[-1].texts and not self.frames[-1].watch.values:
             return None
         begun = b"" if self.mode is Mode.VALUE else self.text[self.start :]
         return self.frames[-1].seen, self.frames[-1].number, begun
 
     @property
-    def names_are_listed(self) -> bool:
-        """Whether a key may begin or has begun of an object of few names."""
-        if not self.frames or not self.frames[-1].watch.names:
+    def is_listed(self) -> bool:
+        """Whether what begins or has begun is a listed key or value: then few tokens are legal."""
+        if not self.frames:
             return False
-        return self.mode in (Mode.AFTER, Mode.KEY, Mode.IN_KEY, Mode.NUMBER)
+        watch = self.frames[-1].watch
+        is_in_value = self.mode in (Mode.STRING, Mode.ESCAPE)
+        return bool(watch.values) or (bool(watch.names) and not is_in_value)
 
     @property
     def has_name_left(self) -> bool:
@@ -142,11 +173,12 @@ class Position:
         """Whether a listed value may be the item that begins or has begun; None: not known."""
         if self.item is None or not self.frames[-1].watch.values:
             return None
-        frame = self.frames[-1]
-        begun = self.item[2].decode(errors="ignore")
+        begun = self.item[2]
+        listed = (value.encode() for value in self.frames[-1].watch.values)
+        # White space ends a number.
         return any(
-            text.startswith(begun) and text.encode() not in frame.texts
-            for text in frame.watch.values
+            value.startswith(begun) and self.behind(value[len(begun) :] + b" ") is not None
+            for value in listed
         )
 
     def rests(self) -> list[bytes]:
@@ -266,6 +298,8 @@ class _Reading:
         key = json.loads(self._text[self._start : self._at])
         if frame.watch.names and key not in _names_left(frame):
             return False
+        if key in frame.seen:
+            return False
         counted = {key} if frame.watch.is_watched else frozenset()
         frame = frame._replace(number=frame.watch.member(key), seen=frame.seen | counted)
         self._frames = (*self._frames[:-1], frame)
@@ -278,25 +312,30 @@ class _Reading:
         return True
 
     def _open(self, *, is_array: bool) -> None:
-        watch = self._watch_of_value()
+        number = self._number_of_value()
+        places = self._watches.arrays if is_array else self._watches.objects
+        watch = _UNWATCHED if number is None else places[number]
         self._num_watched += watch.is_watched
-        self._frames = (*self._frames, Frame(is_array, watch, self._at - 1))
+        counts = (0,) * len(watch.wanted)
+        self._frames = (*self._frames, Frame(is_array, watch, self._at - 1, counts=counts))
         self._mode = Mode.VALUE if is_array else Mode.KEY
 
-    def _watch_of_value(self) -> Watch:
+    def _number_of_value(self) -> int | None:
+        """The place of the value that begins; None: nothing is watched there."""
         if not self._frames:
-            return self._watches[0]
+            return 0
         frame = self._frames[-1]
-        number = frame.number
         if frame.is_array:
-            number = frame.watch.item(frame.number or 0)
-        elif frame.watch is _UNWATCHED:
-            number = None
-        return _UNWATCHED if number is None else self._watches[number]
+            return frame.watch.item(frame.number or 0)
+        return None if frame.watch is _UNWATCHED else frame.number
 
     def _close(self) -> bool:
         frame = self._frames[-1]
         if not frame.is_array and len(frame.seen) < frame.watch.least:
+            return False
+        if any(
+            count < each.least for count, each in zip(frame.counts, frame.watch.wanted, strict=True)
+        ):
             return False
         self._frames = self._frames[:-1]
         self._num_watched -= frame.watch.is_watched
@@ -305,27 +344,50 @@ class _Reading:
     def _value_done(self, start: int) -> bool:
         """A value that begins at `start` ends before the present byte."""
         self._mode = Mode.AFTER
-        if not self._frames or not self._frames[-1].watch.differ:
+        if not self._frames or not self._frames[-1].watch.reads_items:
             return True
         return self._done(self._text[start : self._at])
 
     def _done(self, value: bytes) -> bool:
-        """A value is complete: it is remembered where items differ."""
+        """A value is complete: it is looked at where it is an item of a watched array."""
         self._mode = Mode.AFTER
         frame = self._frames[-1] if self._frames else None
-        if frame is None or not frame.watch.differ:
+        if frame is None or not frame.watch.reads_items:
             return True
-        equal = _equal(json.loads(value, parse_int=_number, parse_float=_number))
-        if equal in frame.seen:
+        after = self._remembered(frame, value) if frame.watch.differ else frame
+        if after is not None and frame.watch.wanted:
+            after = self._counted(after, value)
+        if after is None:
             return False
+        self._frames = (*self._frames[:-1], after)
+        return True
+
+    def _remembered(self, frame: Frame, item: bytes) -> Frame | None:
+        """The frame with this item; None: it is there already."""
+        equal = _equal(json.loads(item, parse_int=_number, parse_float=_number))
+        if equal in frame.seen:
+            return None
         texts = frame.texts
         if equal == _ZERO and frame.watch.supply is not Supply.NONE:
             texts |= ZEROS
         elif frame.watch.supply is Supply.SOME:
-            texts |= {value}
-        frame = frame._replace(seen=frame.seen | {equal}, texts=texts)
-        self._frames = (*self._frames[:-1], frame)
-        return True
+            texts |= {item}
+        return frame._replace(seen=frame.seen | {equal}, texts=texts)
+
+    def _counted(self, frame: Frame, item: bytes) -> Frame | None:
+        """The frame with this item counted; None: too many of a kind, or too few can follow."""
+        watch = frame.watch
+        counts = tuple(
+            count + self._watches.is_wanted(each.schema, item)
+            for count, each in zip(frame.counts, watch.wanted, strict=True)
+        )
+        room = None if watch.longest is None else watch.longest - (frame.number or 0) - 1
+        for count, each in zip(counts, watch.wanted, strict=True):
+            if each.most is not None and count > each.most:
+                return None
+            if room is not None and each.least - count > room:
+                return None
+        return frame._replace(counts=counts)
 
 
 _STEPS = {
