@@ -8,7 +8,9 @@ from constraints.grammars.schema.reading import Json, below
 
 # What the engine is told of neither: keywords for which texts are watched beside it.
 WATCH = "x-watch"
-NOT_WATCHED = "it is enforced only where the whole text is JSON, and where no choice decides on it"
+NOT_WATCHED = (
+    "not enforced where other text surrounds the JSON, or a choice of schemas decides on it"
+)
 
 
 class SchemaRewriter(Protocol):

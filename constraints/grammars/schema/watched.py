@@ -5,6 +5,7 @@ not where the other options have no value of its type, as in {"anyOf": [SET, {"t
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil, floor
 from typing import TypeAlias
@@ -92,10 +93,10 @@ class _Finding:
 
     def _flat(self, said: Iterable[_Said]) -> Iterator[_Said]:
         """All schemas that may apply, through references and choices."""
-        todo = list(said)
+        todo = deque(said)
         seen = set()
         while todo:
-            schema, certain = todo.pop()
+            schema, certain = todo.popleft()
             if not isinstance(schema, dict) or (id(schema), certain) in seen:
                 continue
             seen.add((id(schema), certain))

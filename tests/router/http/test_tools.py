@@ -128,7 +128,7 @@ def test_what_is_never_an_object_is_refused_and_says_why() -> None:
     [
         (referring(Q) | {"$ref": "#/no"}, "/arguments/allOf/0/$ref"),
         (referring(Q) | {"$ref": 5}, "/$ref"),
-        (referring({**Q, "contains": {}}), "/definitions/Q/contains"),
+        (referring({**Q, "$dynamicRef": "#a"}), "/definitions/Q/$dynamicRef"),
         (
             referring({**Q, "properties": {"x": {"$ref": "#/no"}}}),
             "/definitions/Q/properties/x/$ref",
