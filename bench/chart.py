@@ -10,6 +10,7 @@ _WIDTH = 720
 _PANEL_HEIGHT = 220
 _LEFT = 120
 _ROW = 22
+_NAME_HEIGHT = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ def lines(title: str, x_label: str, y_label: str, series: Sequence[Line]) -> str
         _, at = place(min(xs), y)
         parts.append(_rule(60, at, right, at))
         parts.append(_text(54, at + 4, f"{y:g}", 11, "end"))
-    for number, line in enumerate(series):
+    ends = [place(*line.points[-1])[1] for line in series]
+    for number, (line, name_y) in enumerate(zip(series, _apart(ends), strict=True)):
         colour = _COLOURS[number % len(_COLOURS)]
         places = [place(x, y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -80,8 +82,17 @@ def lines(title: str, x_label: str, y_label: str, series: Sequence[Line]) -> str
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         )
-        parts.append(_text(places[-1][0] + 6, places[-1][1] + 4, line.name, 11))
+        parts.append(_text(places[-1][0] + 6, name_y + 4, line.name, 11))
     return _document(bottom + 44, parts)
+
+
+def _apart(ys: Sequence[float]) -> list[float]:
+    """Places of names that would lie upon each other: below the one before."""
+    found = list(ys)
+    last_y = -math.inf
+    for number in sorted(range(len(ys)), key=ys.__getitem__):
+        found[number] = last_y = max(ys[number], last_y + _NAME_HEIGHT)
+    return found
 
 
 def _share(value: float, low: float, high: float) -> float:

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -93,7 +94,7 @@ class Report:
 def random_prompts(tokenizer: Tokenizer, load: Load) -> list[str]:
     """`num_requests` texts, each `prompt_len` tokens long when encoded again."""
     draw = random.Random(load.seed)
-    words = _plain_words(tokenizer)
+    words = plain_words(tokenizer)
     prompts = []
     for _ in range(load.num_requests):
         text = "".join(draw.choice(words) for _ in range(load.prompt_len))
@@ -106,7 +107,8 @@ def random_prompts(tokenizer: Tokenizer, load: Load) -> list[str]:
     return prompts
 
 
-def _plain_words(tokenizer: Tokenizer) -> list[str]:
+def plain_words(tokenizer: Tokenizer) -> list[str]:
+    """A space and letters each, of a token each. Raises ValueError where there are none."""
     texts = (tokenizer.decode([i]) for i in range(min(tokenizer.get_vocab_size(), 20000)))
     words = [
         text for text in texts if text.startswith(" ") and text[1:].isascii() and text[1:].isalpha()
@@ -120,7 +122,7 @@ async def run(
     target: Target, load: Load, prompts: Sequence[str], *, shows_progress: bool = False
 ) -> Report:
     """Send every prompt once and report."""
-    asked = [_body(target, load, prompt) for prompt in prompts]
+    asked = [body_of(target, load, prompt) for prompt in prompts]
     bodies = progress(asked, "requests") if shows_progress else iter(asked)
     url = target.url.rstrip("/") + _PATHS[target.api]
     started_s = time.perf_counter()
@@ -128,7 +130,7 @@ async def run(
         traces = await _closed_loop(url, bodies, load.concurrency)
     else:
         assert load.rate is not None
-        traces = await _open_loop(url, bodies, load.rate, random.Random(load.seed))
+        traces = await open_loop(repeat(url), bodies, load.rate, random.Random(load.seed))
     return report(traces, time.perf_counter() - started_s)
 
 
@@ -143,11 +145,12 @@ async def _closed_loop(url: str, bodies: Iterator[bytes], concurrency: int) -> l
     return traces
 
 
-async def _open_loop(
-    url: str, bodies: Iterator[bytes], rate: float, draw: random.Random
+async def open_loop(
+    urls: Iterator[str], bodies: Iterator[bytes], rate: float, draw: random.Random
 ) -> list[Trace]:
+    """What became of each body, posted to the next URL at random times, `rate` a second."""
     tasks = []
-    for body in bodies:
+    for url, body in zip(urls, bodies, strict=False):
         tasks.append(asyncio.create_task(_one(url, body)))
         await asyncio.sleep(draw.expovariate(rate))
     return list(await asyncio.gather(*tasks))
@@ -190,7 +193,8 @@ def _says_something(choice: dict[str, object]) -> bool:
     return bool(text)
 
 
-def _body(target: Target, load: Load, prompt: str) -> bytes:
+def body_of(target: Target, load: Load, prompt: str) -> bytes:
+    """The request for a prompt."""
     sampling = load.temperature > 0
     if target.api == "tgi":
         parameters: dict[str, object] = {"max_new_tokens": load.output_len, "ignore_eos": True}
