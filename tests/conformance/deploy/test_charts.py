@@ -112,6 +112,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("a flag that is misspelt", {"config": {"max-batch-sizes": 64}}, "max-batch-sizes"),
     ("another port than the probes'", {"config": {"port": 8080}}, "config.port"),
+    ("machines that nobody makes", {"config": {"nnodes": 2}}, "config.nnodes"),
     ("the same as an argument", {"extraArgs": ["--port=8080"]}, "extraArgs.0"),
     ("a key that everybody may read", {"config": {"api-key": "sk-1"}}, "config.api-key"),
     (
