@@ -3,11 +3,13 @@
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.client.cli.on_terminal import Terminal
 from tests.integration.dialogues import talking
@@ -15,7 +17,7 @@ from tests.integration.server import RunningServer, launched
 from tests.integration.test_answer_forms import FAMILIES, SAYS, THOUGHT
 from tests.scripted_model import ids_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 CAPITAL = "What is the capital of France?"
 UNKNOWN = "I do not know the capital of France. I only know a small invented world"
@@ -30,23 +32,34 @@ async def said(terminal: Terminal, line: str) -> str:
     return re.sub(r"\[queued: [^\]]*\]\s*", "", told).strip()
 
 
-async def test_a_question_is_answered_as_a_chat(server: RunningServer, tmp_path: Path) -> None:
-    async with talking(server, tmp_path) as terminal:
-        assert UNKNOWN in await said(terminal, CAPITAL)
-        assert "I am Pip, a very small" in await said(terminal, "Hello, who are you?")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def terminal(
+    server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Terminal]:
+    async with talking(server, tmp_path_factory.mktemp("state")) as running:
+        yield running
 
 
-async def test_the_model_remembers_until_it_is_cleared(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    async with talking(server, tmp_path) as terminal:
-        lens = [
-            int(found[4])
-            for line in (CAPITAL, CAPITAL)
-            if (found := SUMMARY.search(await said(terminal, line)))
-        ]
-        assert await said(terminal, "/clear") == "[a new chat]"
-        again = SUMMARY.search(await said(terminal, CAPITAL))
+@pytest_asyncio.fixture(loop_scope="module")
+async def chat(terminal: Terminal) -> Terminal:
+    """A new chat on the one terminal of those who leave no system prompt and no parameters."""
+    assert await said(terminal, "/clear") == "[a new chat]"
+    return terminal
+
+
+async def test_a_question_is_answered_as_a_chat(chat: Terminal) -> None:
+    assert UNKNOWN in await said(chat, CAPITAL)
+    assert "I am Pip, a very small" in await said(chat, "Hello, who are you?")
+
+
+async def test_the_model_remembers_until_it_is_cleared(chat: Terminal) -> None:
+    lens = [
+        int(found[4])
+        for line in (CAPITAL, CAPITAL)
+        if (found := SUMMARY.search(await said(chat, line)))
+    ]
+    assert await said(chat, "/clear") == "[a new chat]"
+    again = SUMMARY.search(await said(chat, CAPITAL))
 
     assert lens[1] > lens[0] + 20
     assert again is not None
@@ -83,58 +96,50 @@ async def test_a_chat_is_kept_and_gone_on_with(server: RunningServer, tmp_path: 
         assert "`messages[0]`: `role` must be user or assistant. Given: robot" in refused
 
 
-async def test_parameters_hold_from_when_they_are_set(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    async with talking(server, tmp_path) as terminal:
-        assert await said(terminal, "/set max_tokens 5") == "[from now on: max_tokens=5]"
-        assert "[length: 5 tokens" in await said(terminal, CAPITAL)
-        assert "temperature must be a number. Given: hot" in await said(
-            terminal, "/set temperature hot"
-        )
-        assert "did you mean temperature?" in await said(terminal, "/set temprature 1")
-        assert "[length: 3 tokens" in await said(terminal, f"{CAPITAL} max_tokens=3")
-        assert await said(terminal, "/set max_tokens") == "[from now on: no parameters]"
+async def test_parameters_hold_from_when_they_are_set(chat: Terminal) -> None:
+    assert await said(chat, "/set max_tokens 5") == "[from now on: max_tokens=5]"
+    assert "[length: 5 tokens" in await said(chat, CAPITAL)
+    assert "temperature must be a number. Given: hot" in await said(chat, "/set temperature hot")
+    assert "did you mean temperature?" in await said(chat, "/set temprature 1")
+    assert "[length: 3 tokens" in await said(chat, f"{CAPITAL} max_tokens=3")
+    assert await said(chat, "/set max_tokens") == "[from now on: no parameters]"
 
 
-async def test_people_may_write_of_equations(server: RunningServer, tmp_path: Path) -> None:
-    async with talking(server, tmp_path) as terminal:
-        assert SUMMARY.search(await said(terminal, "What is y, where x=3 and y=x"))
-        assert "did you mean max_tokens?" in await said(terminal, "Hello max_token=3")
+async def test_people_may_write_of_equations(chat: Terminal) -> None:
+    assert SUMMARY.search(await said(chat, "What is y, where x=3 and y=x"))
+    assert "did you mean max_tokens?" in await said(chat, "Hello max_token=3")
 
 
-async def test_answers_fit_a_schema_of_a_file(server: RunningServer, tmp_path: Path) -> None:
+async def test_answers_fit_a_schema_of_a_file(chat: Terminal, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     digit = {"type": "integer", "minimum": 0, "maximum": 9}
     schema = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
     file.write_text(json.dumps({**schema, "additionalProperties": False}))
-    async with talking(server, tmp_path) as terminal:
-        assert "json=" in await said(terminal, f"/schema {file}")
-        answer, _, _ = (await said(terminal, "Say a number")).partition("[constraint_complete")
-        assert 0 <= json.loads(answer)["n"] <= 9
-        assert await said(terminal, "/schema") == "[from now on: no parameters]"
-        assert "No such file" in await said(terminal, "/schema nowhere.json")
+    assert "json=" in await said(chat, f"/schema {file}")
+    answer, _, _ = (await said(chat, "Say a number")).partition("[constraint_complete")
+    assert 0 <= json.loads(answer)["n"] <= 9
+    assert await said(chat, "/schema") == "[from now on: no parameters]"
+    assert "No such file" in await said(chat, "/schema nowhere.json")
 
 
-async def test_answers_satisfy_a_condition(server: RunningServer, tmp_path: Path) -> None:
-    async with talking(server, tmp_path) as terminal:
-        await said(terminal, "/where len(words(X)) <= 3")
-        lines = (await said(terminal, CAPITAL)).splitlines()
-        answer = next(line for line in lines if not line.startswith("[queued"))
-        assert len(answer.split()) <= 3
-        wrong = await said(terminal, "/where len(words(X) <= 3")
-        assert "where=" in wrong
-        assert "error:" in await said(terminal, CAPITAL)
+async def test_answers_satisfy_a_condition(chat: Terminal) -> None:
+    await said(chat, "/where len(words(X)) <= 3")
+    lines = (await said(chat, CAPITAL)).splitlines()
+    answer = next(line for line in lines if not line.startswith("[queued"))
+    assert len(answer.split()) <= 3
+    wrong = await said(chat, "/where len(words(X) <= 3")
+    assert "where=" in wrong
+    assert "error:" in await said(chat, CAPITAL)
+    assert await said(chat, "/where") == "[from now on: no parameters]"
 
 
-async def test_a_text_is_gone_on_with_as_it_is(server: RunningServer, tmp_path: Path) -> None:
-    async with talking(server, tmp_path) as terminal:
-        once = await said(terminal, "/raw The weather in winter max_tokens=5")
-        assert once.startswith("was cold that day.")
-        await said(terminal, "/raw")
-        assert "was cold that day." in await said(terminal, "The weather in winter max_tokens=5")
-        await said(terminal, "/chat")
-        assert UNKNOWN in await said(terminal, CAPITAL)
+async def test_a_text_is_gone_on_with_as_it_is(chat: Terminal) -> None:
+    once = await said(chat, "/raw The weather in winter max_tokens=5")
+    assert once.startswith("was cold that day.")
+    await said(chat, "/raw")
+    assert "was cold that day." in await said(chat, "The weather in winter max_tokens=5")
+    await said(chat, "/chat")
+    assert UNKNOWN in await said(chat, CAPITAL)
 
 
 async def test_ctrl_c_stops_an_answer_and_no_key_lands_in_it(

@@ -18,7 +18,8 @@ from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.integration.server import RunningServer, launched, metric
 from tests.model_server.checkpoint import tiny_models
 
-pytestmark = pytest.mark.slow
+# By day states are held where sequences are stepped, and by both tiers in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 _STORY = "Once there was a fox who lived near Eldhaven with a goat. "
 # Three begin alike; all of them together are more than the pool holds.
@@ -30,9 +31,7 @@ _NUM_BLOCKS = "16"
 Answers = list[list[int]]
 
 
-@pytest.fixture(
-    scope="module", params=["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.nightly)]
-)
+@pytest.fixture(scope="module", params=["qwen3_5", "nemotron_h"])
 def name(request: pytest.FixtureRequest) -> str:
     """With a delta rule, or with a state space."""
     return str(request.param)
@@ -115,7 +114,6 @@ def test_answers_are_those_of_the_class_preempted_or_from_kept_states(
     assert hit >= len(_STORY) // 16 * 16
 
 
-@pytest.mark.nightly
 def test_its_own_class_computes_every_prompt_whole(folder: Path, expected: Answers) -> None:
     flags = ("--dtype", "float32", "--kv-blocks", _NUM_BLOCKS, "--attention", "cpu")
     with launched(*flags, "--max-restarts", "1", model=folder) as server:
@@ -132,7 +130,6 @@ def test_its_own_class_computes_every_prompt_whole(folder: Path, expected: Answe
         assert metric(server, "tandem_prefix_cache_hit_tokens_total") == 0
 
 
-@pytest.mark.nightly
 def test_answers_are_the_same_when_the_shard_is_killed(
     server: RunningServer, expected: Answers
 ) -> None:
@@ -148,7 +145,6 @@ def test_answers_are_the_same_when_the_shard_is_killed(
     assert metric(server, "tandem_states_used") == 0
 
 
-@pytest.mark.nightly
 def test_bits_are_the_same_alone_together_from_kept_states_and_after_a_kill(folder: Path) -> None:
     """Of every token's log-probability."""
 

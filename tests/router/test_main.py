@@ -75,40 +75,29 @@ def few_files() -> Iterator[int]:
 
 
 @pytest.mark.slow
-async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
-    shard = FakeShard()
+async def test_it_streams_finishes_what_runs_when_asked_to_stop_and_refuses_what_comes(
+    tokenizer: Path,
+) -> None:
+    shard = FakeShard(num_blocks=256)
+    shard.faults.delay_s = 0.02
     async with AsyncExitStack() as stack:
         with few_files() as most:
             router = await stack.enter_async_context(router_over(shard, tokenizer))
         limits = Path(f"/proc/{router.pid}/limits").read_text()
         assert re.search(rf"Max open files +{most} +{most} ", limits)
-        answer = await stream(router.port, "Hello", 5)
-        # By default what the shard says.
-        assert b"x-compute-type: cpu\r\n" in answer.head
-        events = await answer.events()
-        assert len(events) == 5
-        assert isinstance(events[-1]["generated_text"], str)
-        assert len(events[-1]["generated_text"]) == 5
         assert await status_of(router.port, "GET", "/health") == 200
-        router.process.send_signal(signal.SIGTERM)
-        assert await router.ended() == 0
-        assert not any("Traceback" in line for line in router.log)
-
-
-@pytest.mark.slow
-async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Path) -> None:
-    shard = FakeShard(num_blocks=256)
-    shard.faults.delay_s = 0.02
-    async with router_over(shard, tokenizer) as router:
         running = await stream(router.port, "Hello", 60)
+        # By default what the shard says.
+        assert b"x-compute-type: cpu\r\n" in running.head
         await running.until(b"\n\n")
         router.process.send_signal(signal.SIGTERM)
         await router.until_logged("draining: 1 requests")
         assert await status_of(router.port, "POST", "/generate", {"inputs": "Hello"}) == 503
         assert await status_of(router.port, "GET", "/health") == 503
         events = await running.events()
-        assert events[-1]["generated_text"] is not None
+        assert len(str(events[-1]["generated_text"])) == 60
         assert await router.ended() == 0
+        assert not any("Traceback" in line for line in router.log)
 
 
 @pytest.mark.slow
@@ -139,24 +128,6 @@ async def test_a_second_signal_stops_at_once(tokenizer: Path) -> None:
         assert await router.ended() == 1
         assert monotonic() - began_s < 20.0
         assert "error" in (await running.events())[-1]
-
-
-async def test_a_request_ends_at_its_longest_duration_with_what_there_is(tokenizer: Path) -> None:
-    shard = FakeShard(num_blocks=1024)
-    shard.faults.delay_s = 0.02
-    async with router_over(shard, tokenizer, "--max-request-duration", "0.5") as router:
-        began_s = monotonic()
-        body = {
-            "inputs": "Hello",
-            "parameters": {"max_new_tokens": 3000, "details": True},
-        }
-        record = await ask(router.port, "POST", "/generate_stream", body)
-        events = await record.events()
-        assert monotonic() - began_s < 20.0
-        last = events[-1]
-        assert isinstance(last["details"], dict)
-        assert last["details"]["finish_reason"] == "deadline"
-        assert 1 <= len(str(last["generated_text"])) < 100
 
 
 @pytest.mark.slow
@@ -197,16 +168,13 @@ async def test_it_does_not_outlive_its_parent(tokenizer: Path) -> None:
         assert await router.ended() == 0
 
 
-async def test_a_tokenizer_with_more_tokens_than_the_model_is_told(tokenizer: Path) -> None:
-    async with router_over(FakeShard(vocab_size=VOCAB_SIZE - 8), tokenizer) as router:
-        line = await router.until_logged("the tokenizer has ids up to")
-    assert f"up to {VOCAB_SIZE - 1}, and the model has {VOCAB_SIZE - 8} tokens" in line
-
-
-async def test_a_model_whose_states_are_not_kept_is_said_to_cache_no_prefixes(
+async def test_what_the_tokenizer_and_the_states_of_a_model_mean_for_requests_is_told(
     tokenizer: Path,
 ) -> None:
-    async with router_over(FakeShard(num_states=12), tokenizer) as router:
+    shard = FakeShard(vocab_size=VOCAB_SIZE - 8, num_states=12)
+    async with router_over(shard, tokenizer) as router:
+        line = await router.until_logged("the tokenizer has ids up to")
+        assert f"up to {VOCAB_SIZE - 1}, and the model has {VOCAB_SIZE - 8} tokens" in line
         line = await router.until_logged("prefix caching is off")
         assert "its executor (none) keeps none with which a later request could begin" in line
         await router.until_logged("12 states of 1.0 KiB")
@@ -218,17 +186,28 @@ async def test_a_model_whose_states_are_not_kept_is_said_to_cache_no_prefixes(
         await router.until_logged("/generate_stream")
 
 
-async def test_log_lines_are_json_and_the_compute_type_another_when_asked_for(
+async def test_flags_make_log_lines_json_the_compute_type_another_and_requests_end(
     tokenizer: Path,
 ) -> None:
-    flags = ("--json-output", "--compute-type", "tpu")
-    async with router_over(FakeShard(), tokenizer, *flags) as router:
+    shard = FakeShard(num_blocks=1024)
+    shard.faults.delay_s = 0.02
+    flags = ("--json-output", "--compute-type", "tpu", "--max-request-duration", "0.5")
+    async with router_over(shard, tokenizer, *flags) as router:
         answer = await stream(router.port, "Hello", 5)
         assert b"x-compute-type: tpu\r\n" in answer.head
         await answer.events()
         line = await router.until_logged("/generate_stream")
         for words in ('"level":"INFO"', '"num_generated_tokens":5', '"request_id":"'):
             assert words in line
+
+        began_s = monotonic()
+        body = {"inputs": "Hello", "parameters": {"max_new_tokens": 3000, "details": True}}
+        events = await (await ask(router.port, "POST", "/generate_stream", body)).events()
+        assert monotonic() - began_s < 20.0
+        last = events[-1]
+        assert isinstance(last["details"], dict)
+        assert last["details"]["finish_reason"] == "deadline"
+        assert 1 <= len(str(last["generated_text"])) < 100
 
 
 async def test_a_shard_out_of_memory_is_one_line(tokenizer: Path) -> None:
