@@ -172,7 +172,10 @@ class ReplicaFront:
         for address in self._pool.ready.values():
             response = await forward(request, address, body)
             with closing(response):
-                content = await response.read()
+                try:
+                    content = await response.read()
+                except ResponseCut as error:
+                    raise ServerGone(str(error)) from error
             if response.status != 200:
                 break
         else:
@@ -302,9 +305,10 @@ class Passage:
 
         Raises NoReplica, ClientLeft.
         """
-        if not self._num_moves or self._pool.are_all_ready:
-            return await self._pool.use(pieces, without)
-        waiting = self._pool.use(pieces, without, _MOVE_WAIT_S)
+        pool = self._pool
+        if not self._num_moves or pool.are_all_ready or pool.is_draining:
+            return await pool.use(pieces, without)
+        waiting = pool.use(pieces, without, _MOVE_WAIT_S)
         return await unless_disconnected(self._request, waiting)
 
     async def _ask(self, use: Use, body: bytes | StreamedBody) -> UpstreamResponse:

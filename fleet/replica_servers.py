@@ -112,6 +112,8 @@ class ReplicaServers:
             del self._servers[number]
             # Whatever is left of it.
             await server.stop()
+            # Where there are few cores, what goes on elsewhere needs them first.
+            await asyncio.sleep(delay_s)
 
     async def _start(self, number: int) -> LaunchedServer:
         """Raises DidNotStart."""
