@@ -587,10 +587,12 @@ def serve(context: typer.Context) -> None:
     is_front = len(models) > 1 or models == [AUTO] or not by_flag.keys().isdisjoint(_OF_REPLICAS)
     of_front = {"model": models} if is_front and models else {}
     fleet = read_settings(FleetConfig, {**by_flag, **of_front}, os.environ)
+    argv: list[str] = []
+    if fleet.has_replicas:
+        argv = replicas_argv(config, fleet, models, by_flag, os.environ)
     if fleet.replica:
         if config.dry_run:
             raise BadConfig("--dry-run: a front alone has no model that could be checked")
-        argv = replicas_argv(config, fleet, models, by_flag, os.environ)
         of_front_alone = read_settings(RouterConfig, by_flag, os.environ)
         os.execve(argv[0], argv, {**environ, **_secrets(of_front_alone)})
     if fleet.model and config.nnodes > 1:
@@ -618,11 +620,9 @@ def serve(context: typer.Context) -> None:
             "--trust-remote-code with auto: whoever asks would choose what code runs here; "
             "name the models, or add --no-hub-models"
         )
+    argv = argv or fleet_argv(models, by_flag, os.environ)
     if fleet.replicas:
-        argv = replicas_argv(config, fleet, models, by_flag, os.environ)
         environ.setdefault(_FRONT_SECRET, secrets.token_urlsafe(_SECRET_BYTES))
-    else:
-        argv = fleet_argv(models, by_flag, os.environ)
     # Nothing is to be watched but the front, so no process stays to watch it.
     os.execve(argv[0], argv, deployment.router_environ(environ))
 
