@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from constraints.errors import Contradiction, NotEnforced
 from constraints.grammars.engine import HEADER
 from constraints.grammars.json_patterns import without_misread_sets
+from constraints.grammars.look_around import without_look_around
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.patterns import (
@@ -27,6 +28,7 @@ from constraints.grammars.patterns import (
     written_set,
 )
 from constraints.where.error_position import complaint, short
+from constraints.where.limits import OutOfReach
 from constraints.where.unmatchable_parts import unmatchable_parts
 
 _ANYTHING = Repeat(ANY, 0, None)
@@ -104,8 +106,16 @@ def searching(pattern: str) -> Pattern | None:
 
 
 def _searched(pattern: str) -> list[Pattern]:
+    try:
+        parsed = parse(pattern, Dialect.ECMA)
+    except NotEnforced as error:
+        try:
+            found = without_look_around(pattern)
+        except (OutOfReach, NotEnforced):
+            raise error from None
+        return [] if found is None else [found]
     whole: list[Pattern] = []
-    for is_started, each in _held(_split(parse(pattern, Dialect.ECMA), is_start=True)):
+    for is_started, each in _held(_split(parsed, is_start=True)):
         for is_ended, part in _held(_split(each, is_start=False)):
             before = () if is_started else (_ANYTHING,)
             after = () if is_ended else (_ANYTHING,)

@@ -399,12 +399,12 @@ def _merged(machine: Machine) -> Machine:
     blocks = _numbered(
         np.concatenate([trait.reshape(num_states, -1).astype(np.int64) for trait in traits], axis=1)
     )
-    blocks = _numbered(_refined(blocks, machine.steps)[:, None])
+    blocks = _numbered(refined(blocks, machine.steps)[:, None])
     _, kept = np.unique(blocks, return_index=True)
     return _picked(machine, kept, blocks.astype(np.int32))
 
 
-def _refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
+def refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
     """The coarsest refinement in which states of a block lead to the same blocks.
 
     A state is visited again only if a successor has left its block. When a block splits, the part

@@ -12,6 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
+from constraints.errors import Malformed, NotEnforced
+from constraints.grammars.look_around import opposites
+from constraints.grammars.regex import searching
 from constraints.grammars.schema.drafts import Draft
 from constraints.grammars.schema.keywords import is_annotation
 from constraints.grammars.schema.reading import Json
@@ -55,6 +58,8 @@ def _of_keyword(keyword: str, value: Json, resolve: Resolve, draft: Draft, depth
             return _not_types(value)
         case "const" | "enum":
             return _not_values([value] if keyword == "const" else value)
+        case "pattern":
+            return _any_of({"type": "string", "pattern": each} for each in _opposites(value))
         case "required":
             return _any_of({"type": "object", "properties": {name: False}} for name in value)
         case "properties":
@@ -147,6 +152,17 @@ def _ranges_besides(numbers: Sequence[float]) -> list[Json]:
         *between,
         {"type": "number", "exclusiveMinimum": numbers[-1]},
     ]
+
+
+def _opposites(pattern: str) -> list[str]:
+    """Patterns of which at least one is found where this one is not."""
+    found = opposites(pattern)
+    try:
+        for each in found:
+            searching(each)
+    except (Malformed, NotEnforced):
+        raise NoNegation("pattern") from None
+    return found
 
 
 def _pattern_besides(strings: Sequence[str]) -> str:

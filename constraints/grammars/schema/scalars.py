@@ -1,6 +1,7 @@
 """Keywords of types, values, numbers and strings."""
 
 from constraints.errors import Malformed, NotEnforced
+from constraints.grammars.look_around import conjuncts
 from constraints.grammars.number_ranges import between
 from constraints.grammars.schema import formats
 from constraints.grammars.schema.keywords import TYPES
@@ -94,9 +95,15 @@ def _multiple_of(place: Place, value: Json, pointer: str) -> None:
 
 
 def _pattern(place: Place, value: Json, pointer: str) -> None:
-    translated = engine_pattern(place, value, pointer)
-    if translated is not None:
-        place.out["pattern"] = translated
+    types = place.schema.get("type")
+    for piece in conjuncts(value):
+        translated = engine_pattern(place, piece, pointer)
+        if translated is None:
+            continue
+        if "pattern" in place.out:
+            place.also.append({"pattern": translated} | ({"type": types} if types else {}))
+        else:
+            place.out["pattern"] = translated
 
 
 def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:

@@ -27,7 +27,8 @@ def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tupl
         ({"const": {"b": [1, "é"]}}, ('{"b":[1,"é"]}'.encode(),)),
         ({"type": "string", "pattern": "^[ab]{3}$"}, (b'"aaa"',)),
         ({"type": "string", "pattern": "x", "minLength": 3}, (b'"aax"',)),
-        ({"type": "string", "pattern": "(?=y)"}, ()),
+        ({"type": "string", "pattern": "(?=y)"}, (b'"y"',)),
+        ({"type": "string", "pattern": r"(y)\1"}, ()),
         ({"type": "string", "minLength": 6}, (b'"the th"',)),
         ({"type": "string", "format": "date"}, (b'"2000-01-01"',)),
         (

@@ -1,0 +1,156 @@
+"""The pattern of an automaton: its states are left out one after the other, the cheapest first.
+
+J. A. Brzozowski and E. J. McCluskey, "Signal flow graph techniques for sequential circuit state
+diagrams", 1963.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from constraints.grammars.patterns import EMPTY, Chars, Choice, Concat, Empty, Pattern, Repeat
+from constraints.where.automata import Automaton, can_reach
+from constraints.where.code_points import NUM_CODE_POINTS, Ranges
+from constraints.where.limits import TooManyStates
+from constraints.where.machine import refined
+
+_MAX_STATES = 300
+# The most sets of characters in what leads from one state to another.
+_MAX_SIZE = 2000
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What leads from one state to another. `size`: its sets of characters."""
+
+    pattern: Pattern
+    size: int
+
+
+_NOTHING = _Part(EMPTY, 0)
+
+
+def pattern_of(automaton: Automaton) -> Pattern | None:
+    """The pattern of the texts that it accepts. None: there are none. Raises OutOfReach."""
+    blocks = refined(automaton.accepts.astype(np.int64), automaton.steps)
+    _, first = np.unique(blocks, return_index=True)
+    steps = blocks[automaton.steps[first]].astype(np.int32)
+    accepts = automaton.accepts[first]
+    live = can_reach(steps, accepts)
+    if np.count_nonzero(live) > _MAX_STATES:
+        raise TooManyStates("a pattern of too many states")
+    sets = _sets(automaton)
+    edges = _Edges(len(first))
+    for state in np.flatnonzero(live).tolist():
+        for after in np.flatnonzero(live & np.isin(np.arange(len(live)), steps[state])).tolist():
+            labels = np.flatnonzero(steps[state] == after).tolist()
+            ranges = tuple(sorted(each for label in labels for each in sets[label]))
+            if ranges:
+                edges.add(state, after, _Part(Chars(_joined(ranges)), 1))
+        if accepts[state]:
+            edges.add(state, edges.end, _NOTHING)
+    edges.add(edges.start, int(blocks[0]), _NOTHING)
+    return edges.eliminated()
+
+
+class _Edges:
+    """Parts between states, and between two more that nothing leads to and from."""
+
+    def __init__(self, num_states: int) -> None:
+        self.start = num_states
+        self.end = num_states + 1
+        self._after: dict[int, dict[int, _Part]] = {each: {} for each in range(num_states + 2)}
+        self._before: dict[int, set[int]] = {each: set() for each in range(num_states + 2)}
+
+    def add(self, state: int, after: int, part: _Part) -> None:
+        known = self._after[state].get(after)
+        self._after[state][after] = part if known is None else _either(known, part)
+        self._before[after].add(state)
+        if self._after[state][after].size > _MAX_SIZE:
+            raise TooManyStates("a pattern of too many parts")
+
+    def eliminated(self) -> Pattern | None:
+        """What leads from the start to the end."""
+        left = set(range(self.start))
+        while left:
+            state = min(left, key=self._cost)
+            left.remove(state)
+            self._eliminate(state)
+        whole = self._after[self.start].get(self.end)
+        return None if whole is None else whole.pattern
+
+    def _cost(self, state: int) -> int:
+        """By how much leaving out a state makes the rest longer."""
+        after = {each: part for each, part in self._after[state].items() if each != state}
+        before = [self._after[each][state] for each in self._before[state] if each != state]
+        loop = self._after[state].get(state, _NOTHING).size
+        return (
+            sum(part.size for part in before) * len(after)
+            + sum(part.size for part in after.values()) * len(before)
+            + loop * len(before) * len(after)
+        )
+
+    def _eliminate(self, state: int) -> None:
+        after = self._after.pop(state)
+        loop = after.pop(state, None)
+        again = _NOTHING if loop is None else _Part(Repeat(loop.pattern, 0, None), loop.size)
+        for each in after:
+            self._before[each].remove(state)
+        for before in self._before.pop(state) - {state}:
+            into = self._after[before].pop(state)
+            for each, part in after.items():
+                self.add(before, each, _sequence(into, again, part))
+
+
+def _sequence(*parts: _Part) -> _Part:
+    patterns: list[Pattern] = []
+    for part in parts:
+        match part.pattern:
+            case Concat(inner):
+                patterns.extend(inner)
+            case Empty():
+                pass
+            case _:
+                patterns.append(part.pattern)
+    size = sum(part.size for part in parts)
+    whole = Concat(tuple(patterns)) if len(patterns) > 1 else [*patterns, EMPTY][0]
+    return _Part(whole, size)
+
+
+def _either(one: _Part, other: _Part) -> _Part:
+    match one.pattern, other.pattern:
+        case Empty(), Empty():
+            return one
+        case Empty(), _:
+            return _Part(Repeat(other.pattern, 0, 1), other.size)
+        case _, Empty():
+            return _Part(Repeat(one.pattern, 0, 1), one.size)
+    return _Part(Choice((*_options(one.pattern), *_options(other.pattern))), one.size + other.size)
+
+
+def _options(pattern: Pattern) -> tuple[Pattern, ...]:
+    return pattern.options if isinstance(pattern, Choice) else (pattern,)
+
+
+def _sets(automaton: Automaton) -> list[list[tuple[int, int]]]:
+    """The characters of each label, without surrogates."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(automaton.steps.shape[1])]
+    starts = automaton.partition.starts.tolist()
+    ends = [*starts[1:], NUM_CODE_POINTS]
+    low, high = _SURROGATES
+    for start, end, label in zip(starts, ends, automaton.partition.labels.tolist(), strict=True):
+        pieces = [(start, min(end - 1, low - 1)), (max(start, high + 1), end - 1)]
+        found[label] += [(first, last) for first, last in pieces if first <= last]
+    return found
+
+
+def _joined(ranges: Ranges) -> Ranges:
+    """The same sorted ranges, those that touch as one; so are those around surrogates."""
+    joined = [ranges[0]]
+    for first, last in ranges[1:]:
+        if first == joined[-1][1] + 1 or (joined[-1][1], first) == (0xD7FF, 0xE000):
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((first, last))
+    return tuple(joined)
