@@ -12,10 +12,10 @@ the server is ready again, and the errors are not counted.
 `replica` kills one of two whole replicas behind their front, with all its processes, and
 `replica-router` the router of one, under streams of five routes of four APIs.
 
-`node` and `link`, which need root and iproute2, serve one model over two machines, of which the
-second is a network namespace. Its processes are killed and started again 8 s later, or its cable is
-pulled for 20 s; the pauses count from then on. Exit code 1 when a client saw an error, a
-text differed or a KV block stayed taken.
+`node-shard`, `node` and `link`, which need root and iproute2, serve one model over two machines, of
+which the second is a network namespace. Its shard is killed; or all its processes, which are
+started again 8 s later; or its cable is pulled for 20 s. The pauses count from then on. Exit code 1
+when a client saw an error, a text differed or a KV block stayed taken.
 """
 
 import argparse
@@ -53,7 +53,7 @@ FAULTS = {
 # Of one of two replicas: what is killed.
 REPLICA_FAULTS = {"replica": "launcher", "replica-router": "router"}
 # How long the second machine is away, in seconds.
-ABSENCES_S = {"node": 8.0, "link": 20.0}
+ABSENCES_S = {"node-shard": 0.0, "node": 8.0, "link": 20.0}
 _LONG = {"ignore_eos": True}
 _KINDS: tuple[dict[str, Any], ...] = (
     _LONG,
@@ -223,6 +223,9 @@ def _kill_of_replica(pid: int, module: str) -> None:
 
 
 async def _be_away(machine: SecondMachine, fault: str) -> None:
+    if fault == "node-shard":
+        os.kill(random.choice(_pids_of(machine.pid, _SHARD)), signal.SIGKILL)
+        return
     if fault == "node":
         machine.kill()
     else:
@@ -251,6 +254,8 @@ async def _run(
     for _ in progress(range(arguments.trials), f"trials of {fault}"):
         if arguments.standby:
             await _until_standing_by(pid, 1 if machine else FAULTS[fault][2])
+            if machine is not None:
+                await _until_standing_by(machine.pid, 1)
         await _trial(url, pid, fault, expected, arguments.output_len, outcome, machine)
     return outcome
 
@@ -345,7 +350,7 @@ def main() -> int:
     parser.add_argument(
         "--faults",
         default=",".join([*FAULTS, *REPLICA_FAULTS]),
-        help="which, separated by commas; also node, link",
+        help="which, separated by commas; also node-shard, node, link",
     )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)

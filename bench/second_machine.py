@@ -42,6 +42,11 @@ class SecondMachine:
                 )
             )
 
+    @property
+    def pid(self) -> int:
+        """The launcher's."""
+        return self._launchers[-1].pid
+
     def kill(self) -> None:
         """All its processes at once, as by the loss of power."""
         for launcher in self._launchers:
