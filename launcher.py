@@ -213,8 +213,9 @@ class LaunchConfig:
     )
     standby_shards: bool | None = setting(
         None,
-        "keep a process ready for the place of each shard, 0.3 GiB each: streams of one that dies "
-        "go on seconds sooner; absent: with GPUs, or with memory to spare",
+        "keep a process ready for the place of each shard, 0.3 GiB each, more with a large "
+        "vocabulary: streams of one that dies go on seconds sooner; absent: with GPUs, or with "
+        "memory to spare",
         group=Group.TIME,
         kind=Kind.SWITCH,
     )

@@ -80,7 +80,7 @@ class RestartLimit:
         return 0.0 if num_doubled < 0 else min(_FIRST_DELAY_S * 2.0**num_doubled, _MAX_DELAY_S)
 
 
-# A process that stands by takes two thirds of this or a bit more, and leaves the rest to others.
+# A process that stands by takes two thirds of this, and all of it with a large vocabulary.
 _STANDBY_BYTES = 500 << 20
 _STANDBY_SHARE = 0.25
 _POLL_S = 0.05
