@@ -77,7 +77,8 @@ def second_machine(argv: Sequence[str], log: Path) -> Iterator[SecondMachine]:
         yield machine
     finally:
         machine.kill()
-        # The cable goes with it.
+        # By itself it goes with the namespace, but later; none where it could not be laid.
+        subprocess.run(["ip", "link", "del", _HERE], check=False, stderr=subprocess.DEVNULL)
         _ip("netns", "del", _NAMESPACE)
 
 
