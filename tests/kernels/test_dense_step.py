@@ -42,7 +42,6 @@ FEW_LAYERS = {
 }
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 2 + [5], [2, 7])
 MAX_LAUNCHES = 12  # a layer, in eager decode
-NUM_MORE = 3
 
 
 def executor_of(

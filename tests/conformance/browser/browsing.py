@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,9 +105,6 @@ class Visit:
         self.page.on("console", self._on_console)
         self.page.on("pageerror", self._on_error)
         self.page.on("request", self._on_request)
-
-
-Visits = Callable[..., contextlib.AbstractContextManager[Visit]]
 
 
 def chromium() -> str:

@@ -32,11 +32,6 @@ from tests.fakes import FakeShard
 from tests.router.http.harness import MAX_INPUT_LEN, MAX_TOTAL_LEN, SEED, House, housing
 
 PROMPT = "hello"
-EVERY_OPTIONAL_PARAMETER = (
-    "best_of temperature repetition_penalty frequency_penalty top_k top_p typical_p do_sample "
-    "max_new_tokens return_full_text stop truncate watermark details decoder_input_details seed "
-    "top_n_tokens grammar adapter_id"
-).split()
 
 
 def saying_after_prompt(text: str) -> FakeShard:

@@ -88,7 +88,6 @@ ROMES = {
 }
 SEVERAL = [name for name, each in FORMATS.items() if each.calls and each.calls.between is not None]
 every_form = pytest.mark.parametrize("name", FORMATS)
-JSON_FORMS = [name for name, each in FORMATS.items() if each.calls and not each.calls.parameters]
 RAW_FORMS = ["parameters in tags", "keys in tags", "named tags"]
 # Marks of the forms of which tokenizers make special tokens; others are text.
 SPECIAL = (
