@@ -26,6 +26,8 @@ from tests.hypothesis_profiles import load_profile
 from tests.integration.server import FRONT_SECRET, RunningServer, launched, wait_until_gone
 
 load_profile()
+# Until all modules and items stand: a quarter of the time that they take is searches for garbage.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,6 +108,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

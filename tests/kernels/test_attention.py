@@ -119,6 +119,7 @@ def test_any_step_attends_as_the_reference(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_kernels_do_not_spill_registers_and_their_tiles_fit_and_are_loaded_16_bytes_at_a_time(
     architecture: int,
