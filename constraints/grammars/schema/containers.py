@@ -1,26 +1,18 @@
 """Keywords of objects and arrays."""
 
 from constraints.errors import TooComplex
-from constraints.grammars.schema.keywords import is_annotation
+from constraints.grammars.schema import keys
+from constraints.grammars.schema.keys import pattern_properties
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json
-from constraints.grammars.schema.scalars import engine_pattern
 
 # Keywords by which it can depend on the instance what is evaluated; below `not` nothing is.
 _CONDITIONS = frozenset(
     ("anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "$dynamicRef", "contains")
 )
-_MAX_REFERENCES = 20
 _INSTANCE_DECIDES = "what is evaluated depends on the instance; not enforced"
 # The engine takes quadratic time, half a second for so many.
 _MAX_PROPERTIES = 2000
-# The engine compares all pairs.
-_MAX_PATTERNS = 64
-# Lengths are enforced by a pattern, which needs states.
-_MAX_NAME_LEN = 1000
-_OTHER_NAMES = (
-    "names of properties are enforced by one of `enum`, `const` and `pattern`, or by their lengths"
-)
 
 
 def _properties(place: Place, value: Json, pointer: str) -> None:
@@ -35,18 +27,6 @@ def _properties(place: Place, value: Json, pointer: str) -> None:
     place.out["properties"] = rewritten | {
         name: inner for name, inner in already.items() if name not in rewritten or inner is False
     }
-
-
-def _pattern_properties(place: Place, value: Json, pointer: str) -> None:
-    if len(value) > _MAX_PATTERNS:
-        raise TooComplex(f"{pointer}: more than {_MAX_PATTERNS} patterns of one object")
-    patterns: dict[str, Json] = {}
-    for name, inner in place.map(value, pointer).items():
-        translated = engine_pattern(place, name, pointer)
-        if translated is not None:
-            patterns[translated] = inner
-    # `unevaluatedProperties` may have been handled before.
-    place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
 
 
 def _rest(place: Place, value: Json, pointer: str) -> None:
@@ -84,85 +64,6 @@ def _has_optional(place: Place) -> bool:
     return bool(declared) or "propertyNames" in place.schema
 
 
-def _property_names(place: Place, value: Json, pointer: str) -> None:
-    """Rewritten as `properties` for a list of names, or as `patternProperties`."""
-    place.rewriter.probe(value, pointer)
-    names = _assertions(value)
-    for _ in range(_MAX_REFERENCES):
-        if isinstance(names, dict) and set(names) == {"$ref"}:
-            target = place.rewriter.resolve(names["$ref"], pointer)
-            place.rewriter.probe(place.rewriter.raw(target), target)
-            names = _assertions(place.rewriter.raw(target))
-    if names is False:
-        place.out["maxProperties"] = 0
-    elif names is True:
-        return
-    elif names.get("type", "string") == "string":
-        _some_names(place, {key: names[key] for key in names if key != "type"}, pointer)
-    else:
-        place.rewriter.refuse(pointer, _OTHER_NAMES)
-
-
-def _assertions(schema: Json) -> Json:
-    """The schema without annotations."""
-    if isinstance(schema, bool):
-        return schema
-    return {key: value for key, value in schema.items() if not is_annotation(key)} or True
-
-
-def _some_names(place: Place, names: dict[str, Json], pointer: str) -> None:
-    """Names that only have to be strings with these properties."""
-    match names:
-        case {"enum": listed, **rest} if not rest:
-            _only_names(place, listed, pointer)
-        case {"const": name, **rest} if not rest:
-            _only_names(place, [name], pointer)
-        case {"pattern": pattern, **rest} if not rest:
-            _names_by_pattern(place, pattern, pointer)
-        case _ if names.keys() <= {"minLength", "maxLength"}:
-            _names_by_length(place, int(names.get("minLength", 0)), names.get("maxLength"), pointer)
-        case _:
-            place.rewriter.refuse(pointer, _OTHER_NAMES)
-
-
-def _names_by_length(place: Place, min_len: int, max_len: Json, pointer: str) -> None:
-    if not min_len and max_len is None:
-        return  # every name is a string
-    if max(min_len, max_len or 0) > _MAX_NAME_LEN:
-        place.rewriter.refuse(pointer, f"lengths of names beyond {_MAX_NAME_LEN} are not enforced")
-    elif max_len is not None and max_len < min_len:
-        place.out["maxProperties"] = 0
-    else:
-        bounds = f"{{{min_len},{'' if max_len is None else int(max_len)}}}"
-        _names_by_pattern(place, rf"^[\s\S]{bounds}$", pointer)
-
-
-def _only_names(place: Place, names: list[Json], pointer: str) -> None:
-    if "patternProperties" in place.schema:
-        place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
-        return
-    declared = place.schema.get("properties", {})
-    rest = place.schema.get("additionalProperties", True)
-    listed = [name for name in names if isinstance(name, str)]
-    properties: dict[str, Json] = {name: False for name in declared if name not in listed}
-    for name in listed:
-        if name not in declared:
-            properties[name] = place.rewriter.schema(rest, pointer)
-    place.out["properties"] = place.out.get("properties", {}) | properties
-    place.out["additionalProperties"] = False
-
-
-def _names_by_pattern(place: Place, pattern: str, pointer: str) -> None:
-    if place.schema.keys() & {"properties", "patternProperties", "required"}:
-        place.rewriter.refuse(pointer, "propertyNames beside named properties is not enforced")
-        return
-    translated = engine_pattern(place, pattern, pointer)
-    if translated is not None:
-        rest = place.schema.get("additionalProperties", True)
-        place.out["patternProperties"] = {translated: place.rewriter.schema(rest, pointer)}
-        place.out["additionalProperties"] = False
-
-
 def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     if value is True or "additionalProperties" in place.schema:
         place.rewriter.probe(value, pointer)
@@ -182,7 +83,7 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     patterns = [name for each in applied for name in each.get("patternProperties", {})]
     if patterns:
         own = place.schema.get("patternProperties", {})
-        _pattern_properties(place, dict.fromkeys(patterns, True) | own, pointer)
+        pattern_properties(place, dict.fromkeys(patterns, True) | own, pointer)
     place.out["additionalProperties"] = place.rewriter.schema(value, pointer)
 
 
@@ -278,13 +179,12 @@ def _of_contains(place: Place, value: Json, pointer: str) -> None:
 
 
 HANDLERS: dict[str, Handler] = {
+    **keys.HANDLERS,
     "properties": _properties,
-    "patternProperties": _pattern_properties,
     "additionalProperties": _rest,
     "required": _required,
     "minProperties": _min_properties,
     "maxProperties": _max_properties,
-    "propertyNames": _property_names,
     "unevaluatedProperties": _unevaluated_properties,
     "prefixItems": _prefix_items,
     "items": _items,

@@ -68,6 +68,9 @@ def _uuid(version: int) -> str:
     return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
 
 
+# The engine's, where only a pattern will do.
+UUID = rf"{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
+
 # In the engine's syntax, for the whole text.
 PATTERNS = {
     "date": _DATE,

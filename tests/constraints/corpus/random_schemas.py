@@ -22,7 +22,7 @@ _PATTERNS = [
     r"^[^\\b]",
 ]
 _PARTS: list[Any] = [
-    *[True, {}, {"type": "null"}, {"type": "boolean"}, {"type": "integer", "minimum": 3}],
+    *[{}, {"type": "null"}, {"type": "boolean"}, {"type": "integer", "minimum": 3}],
     *[{"type": "integer", "minimum": -7, "exclusiveMaximum": 120}, {"type": "number"}],
     *[{"type": "number", "minimum": -1.5, "maximum": 2.25}, {"multipleOf": 3, "type": "integer"}],
     *[{"type": "string", "maxLength": 3}, {"minLength": 2}, {"const": "a\nb"}, {"const": -3}],
@@ -86,10 +86,23 @@ def any_object(draw: random.Random, depth: int) -> dict[str, Any]:
         *[{}, {}, {"additionalProperties": False}],
         *[{"additionalProperties": any_schema(draw, depth)}, {"minProperties": 1}],
         *[{"patternProperties": {"^x": any_schema(draw, depth)}}, {"maxProperties": 2}],
-        {"dependentRequired": {"a": ["b"]}},
+        *[{"dependentRequired": {"a": ["b"]}}, {"propertyNames": _of_names(draw)}],
+        {"propertyNames": _of_names(draw), "additionalProperties": any_schema(draw, depth)},
+        {"patternProperties": {"^x": any_schema(draw, depth), "1$|^a": any_schema(draw, depth)}},
+        {
+            "patternProperties": {"^x": {"type": "string"}, "^.1$": {}},
+            "propertyNames": _of_names(draw),
+        },
     ]
     chosen: dict[str, Any] = draw.choice(extra)
     return made | chosen
+
+
+def _of_names(draw: random.Random) -> dict[str, Any]:
+    patterns: list[Any] = [{"pattern": each} for each in ("^[abx]", "^tag$|1", "^(?!b)")]
+    lengths: list[Any] = [{"maxLength": 2}, {"minLength": 2}, {"pattern": "a", "maxLength": 1}]
+    chosen: dict[str, Any] = draw.choice([*patterns, *lengths, {"enum": ["a", "x1"]}])
+    return chosen
 
 
 def _bounded(draw: random.Random) -> dict[str, Any]:

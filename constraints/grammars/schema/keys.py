@@ -1,0 +1,236 @@
+"""Keys of objects that patterns describe: `patternProperties` and `propertyNames`.
+
+For the engine a key has one rule. So patterns that overlap become cells, each of the keys that are
+in some of the patterns and in no others, and names that are allowed become a part of each:
+
+    patternProperties {^x: A, y$: B}           ->  {^x and y$: A and B, ^x alone: A, y$ alone: B}
+    propertyNames P, properties a, others B    ->  {P but not "a": B}, and no others
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import combinations
+
+from constraints.errors import NotEnforced, TooComplex
+from constraints.grammars.pattern_search import is_found
+from constraints.grammars.patterns import Pattern, Repeat, children
+from constraints.grammars.regex import searching
+from constraints.grammars.schema import formats
+from constraints.grammars.schema.keywords import is_annotation
+from constraints.grammars.schema.place import Handler, Place
+from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.scalars import engine_pattern
+
+_MAX_REFERENCES = 20
+# The engine compares all pairs.
+_MAX_PATTERNS = 64
+# Each further pattern doubles the number of cells.
+_MAX_CELLED = 4
+# Lengths are enforced by a pattern, which needs states.
+_MAX_NAME_LEN = 1000
+_OF_NAMES = frozenset(("pattern", "format", "minLength", "maxLength"))
+_OTHER_NAMES = (
+    "names of properties are enforced by `enum` or `const`, or by `pattern`, `format` and lengths"
+)
+
+
+def pattern_properties(place: Place, value: Json, pointer: str) -> None:
+    """The keyword's handler; also for patterns that another keyword brings."""
+    if len(value) > _MAX_PATTERNS:
+        raise TooComplex(f"{pointer}: more than {_MAX_PATTERNS} patterns of one object")
+    rewritten = place.map(value, pointer)
+    enforced = [each for each in value if engine_pattern(place, each, pointer) is not None]
+    allowed = _patterns_of(_names(place, pointer))
+    patterns: dict[str, Json] = {}
+    for inside, outside in _cells(enforced):
+        parts = [rewritten[each] for each in inside]
+        rule: Json = parts[0] if len(parts) == 1 else {"allOf": parts}
+        if _has_named_alone(place, [*allowed, *inside], outside):
+            _put_named(place, [*allowed, *inside], outside, rule)
+            continue
+        translated = engine_pattern(place, _cell([*allowed, *inside], outside), pointer)
+        if translated is not None:
+            patterns[translated] = rule
+    # Other keywords may have been handled before.
+    place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
+
+
+def _has_named_alone(place: Place, inside: Sequence[str], outside: Collection[str]) -> bool:
+    """Whether all keys of a cell are named, or there are none; the engine breaks behind them."""
+    named = _named(place)
+    try:
+        found = searching(_cell(inside, outside))
+        if found is None or not named or not _is_finite(found):
+            return found is None
+        return not _has_keys(inside, [*outside, _one_of(named)])
+    except NotEnforced:
+        return False
+
+
+def _is_finite(pattern: Pattern) -> bool:
+    is_endless = isinstance(pattern, Repeat) and pattern.max_count is None
+    return not is_endless and all(map(_is_finite, children(pattern)))
+
+
+def _put_named(place: Place, inside: Sequence[str], outside: Collection[str], rule: Json) -> None:
+    """The rule of a cell for each of its keys by name."""
+    names = [
+        name
+        for name in _named(place)
+        if all(is_found(each, name) for each in inside)
+        and not any(is_found(each, name) for each in outside)
+    ]
+    if names:
+        place.out["properties"] = dict.fromkeys(names, True) | place.out.get("properties", {})
+        place.also.append({"properties": dict.fromkeys(names, rule)})
+
+
+def _named(place: Place) -> list[str]:
+    """The names that are declared or required."""
+    return [
+        *dict.fromkeys([*place.schema.get("properties", {}), *place.schema.get("required", ())])
+    ]
+
+
+def _one_of(names: Collection[str]) -> str:
+    return f"^(?:{'|'.join(map(_escaped, names))})$"
+
+
+def _cells(patterns: Sequence[str]) -> list[tuple[Sequence[str], list[str]]]:
+    """The patterns that the keys of a cell are in, and those that they must not be in."""
+    alone: list[tuple[Sequence[str], list[str]]] = [([each], []) for each in patterns]
+    if not 1 < len(patterns) <= _MAX_CELLED:
+        return alone
+    cells: list[tuple[Sequence[str], list[str]]] = []
+    try:
+        if not any(_has_keys(pair, ()) for pair in combinations(patterns, 2)):
+            return alone
+        for size in range(1, len(patterns) + 1):
+            for inside in combinations(patterns, size):
+                outside = [each for each in patterns if each not in inside]
+                if _has_keys(inside, outside):
+                    cells.append((inside, outside))
+    except NotEnforced:
+        return alone  # the engine refuses those that overlap
+    return cells
+
+
+def _has_keys(inside: Sequence[str], outside: Collection[str]) -> bool:
+    return searching(_cell(inside, outside)) is not None
+
+
+def _cell(inside: Sequence[str], outside: Collection[str]) -> str:
+    """A pattern of the texts in which the first ones are found, and the others are not."""
+    if len(inside) == 1 and not outside:
+        return inside[0]
+    found = [rf"(?=[\s\S]*(?:{each}))" for each in inside]
+    missed = [rf"(?![\s\S]*(?:{each}))" for each in outside]
+    return f"^{''.join([*found, *missed])}"
+
+
+def _property_names(place: Place, value: Json, pointer: str) -> None:
+    """Rewritten as `properties` for a list of names, or as `patternProperties`."""
+    place.rewriter.probe(value, pointer)
+    match _names(place, pointer):
+        case False:
+            place.out["maxProperties"] = 0
+        case True:
+            return
+        case {"enum": listed, **rest} if not rest:
+            _only_names(place, listed, pointer)
+        case {"const": name, **rest} if not rest:
+            _only_names(place, [name], pointer)
+        case names if not names.keys() <= _OF_NAMES or _is_unknown(names.get("format")):
+            place.rewriter.refuse(pointer, _OTHER_NAMES)
+        case names:
+            longest = max(names.get("minLength", 0), names.get("maxLength", 0))
+            if longest > _MAX_NAME_LEN:
+                reason = f"lengths of names beyond {_MAX_NAME_LEN} are not enforced"
+                place.rewriter.refuse(pointer, reason)
+            elif names.get("maxLength", longest) < names.get("minLength", 0):
+                place.out["maxProperties"] = 0
+            else:
+                _names_by_patterns(place, _patterns_of(names), pointer)
+
+
+def _names(place: Place, pointer: str) -> Json:
+    """What `propertyNames` asserts of strings, behind references; true: nothing."""
+    names = _assertions(place.schema.get("propertyNames", True))
+    for _ in range(_MAX_REFERENCES):
+        if isinstance(names, dict) and set(names) == {"$ref"}:
+            target = place.rewriter.resolve(names["$ref"], pointer)
+            place.rewriter.probe(place.rewriter.raw(target), target)
+            names = _assertions(place.rewriter.raw(target))
+    if isinstance(names, dict) and names.get("type") == "string":
+        return {key: names[key] for key in names if key != "type"} or True
+    return names
+
+
+def _assertions(schema: Json) -> Json:
+    """The schema without annotations."""
+    if isinstance(schema, bool):
+        return schema
+    return {key: value for key, value in schema.items() if not is_annotation(key)} or True
+
+
+def _is_unknown(name: Json) -> bool:
+    return name is not None and name not in formats.PATTERNS and name != "uuid"
+
+
+def _patterns_of(names: Json) -> list[str]:
+    """Patterns that are all found in every name that is allowed; none: it is not by patterns."""
+    if not isinstance(names, dict) or not names.keys() <= _OF_NAMES:
+        return []
+    found = [names["pattern"]] if "pattern" in names else []
+    if "format" in names and not _is_unknown(names["format"]):
+        found.append(f"^(?:{formats.PATTERNS.get(names['format'], formats.UUID)})$")
+    if names.get("minLength") or "maxLength" in names:
+        most = int(names["maxLength"]) if "maxLength" in names else ""
+        found.append(rf"^[\s\S]{{{int(names.get('minLength', 0))},{most}}}$")
+    return found
+
+
+def _only_names(place: Place, names: list[Json], pointer: str) -> None:
+    if "patternProperties" in place.schema:
+        place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
+        return
+    declared = place.schema.get("properties", {})
+    rest = place.schema.get("additionalProperties", True)
+    listed = [name for name in names if isinstance(name, str)]
+    properties: dict[str, Json] = {name: False for name in declared if name not in listed}
+    for name in listed:
+        if name not in declared:
+            properties[name] = place.rewriter.schema(rest, pointer)
+    place.out["properties"] = place.out.get("properties", {}) | properties
+    place.out["additionalProperties"] = False
+
+
+def _names_by_patterns(place: Place, allowed: list[str], pointer: str) -> None:
+    if not allowed or None in [engine_pattern(place, each, pointer) for each in allowed]:
+        return
+    declared = place.schema.get("properties", {})
+    named = _named(place)
+    wrong = [name for name in named if not all(is_found(each, name) for each in allowed)]
+    if wrong:
+        place.out["properties"] = place.out.get("properties", {}) | dict.fromkeys(wrong, False)
+    rest = place.schema.get("additionalProperties", True)
+    outside = [*place.schema.get("patternProperties", {})]
+    if declared:
+        outside.append(_one_of(declared))
+    translated = engine_pattern(place, _cell(allowed, outside), pointer)
+    rule = place.rewriter.schema(rest, pointer)
+    if _has_named_alone(place, allowed, outside):
+        _put_named(place, allowed, outside, rule)
+    elif translated is not None and rest is not False:
+        place.out["patternProperties"] = place.out.get("patternProperties", {}) | {translated: rule}
+    place.out["additionalProperties"] = False
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", lambda char: rf"\u{{{ord(char[0]):x}}}", name)
+
+
+HANDLERS: dict[str, Handler] = {
+    "patternProperties": pattern_properties,
+    "propertyNames": _property_names,
+}
