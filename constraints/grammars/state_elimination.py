@@ -33,7 +33,8 @@ _NOTHING = _Part(EMPTY, 0)
 
 def pattern_of(automaton: Automaton) -> Pattern | None:
     """The pattern of the texts that it accepts. None: there are none. Raises OutOfReach."""
-    blocks = refined(automaton.accepts.astype(np.int64), automaton.steps)
+    _, kinds = np.unique(automaton.accepts, return_inverse=True)
+    blocks = refined(kinds.astype(np.int64), automaton.steps)
     _, first = np.unique(blocks, return_index=True)
     steps = blocks[automaton.steps[first]].astype(np.int32)
     accepts = automaton.accepts[first]

@@ -405,7 +405,7 @@ def _merged(machine: Machine) -> Machine:
 
 
 def refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
-    """The coarsest refinement in which states of a block lead to the same blocks.
+    """The coarsest refinement of blocks 0, 1, ... in which states of one lead to the same blocks.
 
     A state is visited again only if a successor has left its block. When a block splits, the part
     that was not visited, or else the largest, keeps the block's number.
