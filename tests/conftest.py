@@ -1,8 +1,8 @@
 """How tests share a machine: the long files first (durations.py), and who measures, alone.
 
-`make test` runs them in two workers (pytest-xdist). What a test of one worker measures must not be
-what one of the other costs, so every test holds a lock: shared, or, with the mark `alone`, all of
-it.
+`make test` runs them in several workers (pytest-xdist). What a test of one worker measures must not
+be what one of the other costs, so every test holds a lock: shared, or, with the mark `alone`, all
+of it.
 """
 
 import faulthandler

@@ -19,7 +19,6 @@ from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
-from proto.contract import ModelInfo
 from router.engine.batcher import Batcher
 from router.engine.infer import Infer
 from router.engine.observer import StepObserver
@@ -30,7 +29,7 @@ from router.shards.shards import Shards
 from router.telemetry.metrics import Metrics
 from router.text.tokenizer import Tokenizer
 from tests.checks import FakeChecks
-from tests.model_server.engine.driver import load
+from tests.model_server.engine.driver import info_of, load
 from tests.router.rig import PATIENT, RESTLESS, end_of, events_of
 
 
@@ -109,7 +108,7 @@ async def running_engine(
         sampler = new_sampler(model, max_rows=16)
         runner = Runner(model, sampler, World(), guides=guides, num_blocks=num_blocks)
         urls = (f"unix://{address}",)
-        service = TextGenerationService(runner, _info(model), urls, device, constraints=languages)
+        service = TextGenerationService(runner, info_of(model), urls, device, constraints=languages)
         async with listening(service, address, _unexpected):
             shards = await Shards.connect(urls[0], PATIENT, first_epoch=1)
             pool = await shards.warmup(max_step_tokens, max_batch_size, None)
@@ -133,23 +132,6 @@ async def running_engine(
                 scheduler.check_invariants()
                 await shards.close()
                 tokenizer.close()
-
-
-def _info(model: PagedModel) -> ModelInfo:
-    return ModelInfo(
-        model_id="under test",
-        model_type=model.model_type,
-        dtype="float32",
-        device_type="cpu",
-        executor=model.executor,
-        block_size=model.block_size,
-        vocab_size=model.vocab_size,
-        max_position_embeddings=model.max_position_embeddings,
-        window_len=model.window_len,
-        eos_token_ids=model.eos_token_ids,
-        world_size=1,
-        rank=0,
-    )
 
 
 def _unexpected(error: ShardError) -> None:

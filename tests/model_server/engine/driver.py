@@ -31,6 +31,7 @@ from proto.contract import (
     Generation,
     KeptState,
     LogprobParams,
+    ModelInfo,
     NewSequence,
     OutputConstraint,
     RunningUpdate,
@@ -407,6 +408,24 @@ def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
     except BaseException:
         answer.send(traceback.format_exc())
         raise
+
+
+def info_of(model: PagedModel) -> ModelInfo:
+    """What a shard says of a model that a test has loaded."""
+    return ModelInfo(
+        model_id="tiny",
+        model_type=model.model_type,
+        dtype="float32",
+        device_type="cpu",
+        executor=model.executor,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        window_len=model.window_len,
+        eos_token_ids=model.eos_token_ids,
+        world_size=1,
+        rank=0,
+    )
 
 
 def on_two_ranks(work: Work) -> list[Any]:

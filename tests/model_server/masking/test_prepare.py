@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
-from proto.contract import ModelInfo
 from router.shards.wire import step_from_pb
+from tests.model_server.engine.driver import info_of
 from tests.model_server.masking.shard import EOS_ID, Shard, save
 
 EPOCH = 3
@@ -57,21 +57,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Shard:
 
 @pytest.fixture
 async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
-    model = shard.model
-    info = ModelInfo(
-        model_id="tiny",
-        model_type=model.model_type,
-        dtype="float32",
-        device_type="cpu",
-        executor=model.executor,
-        block_size=model.block_size,
-        vocab_size=model.vocab_size,
-        max_position_embeddings=model.max_position_embeddings,
-        window_len=None,
-        eos_token_ids=(EOS_ID,),
-        world_size=1,
-        rank=0,
-    )
+    info = replace(info_of(shard.model), eos_token_ids=(EOS_ID,))
     fatal: list[ShardError] = []
     runner = shard.runner()
     with ThreadPoolExecutor(max_workers=1) as device_thread:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from proto.contract import (
     KeptState,
     LogprobParams,
     MaskEffect,
-    ModelInfo,
     OutputConstraint,
     RunningUpdate,
     SampledToken,
@@ -55,7 +54,7 @@ from router.shards.shards import Shards, ShardTimeouts
 from router.shards.wire import step_from_pb
 from tests.model_server import lora_folders
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import NUM_BLOCKS, load, runner_of
+from tests.model_server.engine.driver import NUM_BLOCKS, info_of, load, runner_of
 from tests.native.compiler import needs_compiler
 
 EPOCH = 7
@@ -95,20 +94,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
 
 @pytest.fixture
 def service(model: PagedModel) -> Iterator[TextGenerationService]:
-    info = ModelInfo(
-        model_id="tiny",
-        model_type=model.model_type,
-        dtype="float32",
-        device_type="cpu",
-        executor=model.executor,
-        block_size=model.block_size,
-        vocab_size=model.vocab_size,
-        max_position_embeddings=model.max_position_embeddings,
-        window_len=model.window_len,
-        eos_token_ids=(),
-        world_size=1,
-        rank=0,
-    )
+    info = replace(info_of(model), eos_token_ids=())
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         runner = runner_of(model, World())
         yield TextGenerationService(runner, info, ("unix:///run/x-0",), device_thread)
