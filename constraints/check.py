@@ -7,19 +7,25 @@ only for a constraint that counts tokens is the text tokenized as for the model.
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
-from constraints.errors import ConstraintError
+from constraints.errors import ConstraintError, EngineFailed
 from constraints.expected import Expectation, byte_ids
+from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.respelling import Respelling, Respelt
 from constraints.grammars.schema_validation import violations
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
-from constraints.results import Judgement, JudgeResult
-from constraints.spec import ConstraintSpec
+from constraints.results import Judgement, JudgeResult, SpellingNote
+from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
 from constraints.where.engine import WhereLanguage
 
 # The most searches for a shorter text than the one found.
 _NUM_TRIES = 3
+# Orders of keys that lead nowhere, of a text that may be an instance.
+_MAX_DEAD_ENDS = 200
+_UNDECIDED = "not all orders of the keys were tried; another one may be an instance's"
 
 
 def judge(
@@ -33,7 +39,11 @@ def judge(
     shortest = _shortest(language.matcher(), max_len)
     by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
     judging = TextJudge(language, vocabulary, by_tokens=by_tokens)
-    judgements = tuple(judging.judge(text) for text in texts)
+    if spec.kind is Kind.JSON_SCHEMA and isinstance(language, GrammarLanguage):
+        by_value = _ValueJudge(language, spec, judging)
+        judgements = tuple(by_value.judge(text) for text in texts)
+    else:
+        judgements = tuple(judging.judge(text) for text in texts)
     if language.not_enforced:
         judgements = tuple(map(_verified, judgements, texts, [spec.text] * len(texts)))
     written = None
@@ -130,6 +140,62 @@ class TextJudge:
         """The text in tokens of one byte, up to the first byte without one."""
         known = itertools.takewhile(self._byte_ids.__contains__, text)
         return [self._byte_ids[byte] for byte in known]
+
+
+class _ValueJudge:
+    """Judges texts under a schema by their value: keys may come in any order."""
+
+    def __init__(self, language: GrammarLanguage, spec: ConstraintSpec, judging: TextJudge) -> None:
+        self._language = language
+        self._spec = spec
+        self._judging = judging
+
+    @cached_property
+    def _respelling(self) -> Respelling | None:
+        in_bytes = self._language.in_bytes()
+        return None if in_bytes is None else Respelling(in_bytes, self._spec)
+
+    def judge(self, text: str) -> Judgement:
+        """The judgement of the text, or else of its value in the spelling of masks."""
+        judgement = self._judging.judge(text)
+        if judgement.position is None or judgement.failure is not None or self._respelling is None:
+            return judgement
+        try:
+            found = self._respelling.respelt(text, max_dead_ends=1)
+            if found is None:
+                return judgement
+            if not found.is_whole and violations(self._spec.text, text):
+                return self._where_stuck(found, judgement)
+            if not found.is_whole:
+                found = self._respelling.respelt(text, _MAX_DEAD_ENDS) or found
+        except EngineFailed:
+            return judgement
+        if found.is_whole:
+            return self._of_instance(found, text, judgement.position)
+        judgement = self._where_stuck(found, judgement)
+        if not found.is_cut or judgement.position is None:
+            return judgement
+        return replace(judgement, note=SpellingNote(judgement.position, _UNDECIDED))
+
+    def _where_stuck(self, found: Respelt, judgement: Judgement) -> Judgement:
+        """The judgement of the order that was tried, with its place in the judged text."""
+        if found.next_token is None:
+            return judgement
+        there = self._judging.judge(found.text + found.next_token.text)
+        if there.position is None:
+            return judgement
+        num_legal = there.position - len(found.text)
+        return replace(there, position=found.next_position + num_legal)
+
+    def _of_instance(self, found: Respelt, text: str, position: int) -> Judgement:
+        """`position`: how far masks follow the text."""
+        judgement = self._judging.judge(found.text)
+        # Up to draft 4 a number with a point is no integer.
+        if found.has_other_numbers:
+            judgement = _verified(judgement, text, self._spec.text)
+        place, words = found.difference() or (position, "other white space")
+        note = SpellingNote(place, f"an instance; masks write {words}")
+        return replace(judgement, note=note) if judgement.accepted else judgement
 
 
 def _whole_characters(text: bytes) -> int:

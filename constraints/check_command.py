@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -208,7 +208,7 @@ async def _judge_lines(pool: WorkerPool, spec: ConstraintSpec, name: str, out: T
         await pool.do(Judge(spec, (), _LONGEST_OUTPUT))
         for batch in _batches(_texts(lines)):
             for text, judgement in zip(batch, await _judgements(pool, spec, batch), strict=True):
-                out.write(json.dumps(as_object(text, judgement), ensure_ascii=False) + "\n")
+                out.write(json.dumps(judgement.as_object(text), ensure_ascii=False) + "\n")
                 if not judgement.accepted:
                     code = SOME_REFUSED
             out.flush()
@@ -229,22 +229,11 @@ async def _judgements(
     return judged.judgements
 
 
-def as_object(text: str, judgement: Judgement) -> dict[str, Any]:
-    """One line of the output for programs."""
-    result: dict[str, Any] = {
-        "text": text,
-        "accepted": judgement.accepted,
-        "position": judgement.position,
-        "expected": list(judgement.expected),
-        "num_legal_tokens": judgement.num_legal,
-    }
-    return result | ({} if judgement.failure is None else {"error": judgement.failure})
-
-
 def shown(text: str, judgement: Judgement) -> Text:
     """The judgement of a text for people: the line with a caret, and what was expected."""
     if judgement.position is None:
-        return Text.assemble(("accepted  ", "bold green"), _visible(text)[:200])
+        accepted = Text.assemble(("accepted  ", "bold green"), _visible(text)[:200])
+        return accepted.append(_noted(judgement))
     line_start = text.rfind("\n", 0, judgement.position) + 1
     line_end = text.find("\n", judgement.position)
     line = text[line_start : len(text) if line_end < 0 else line_end]
@@ -260,7 +249,13 @@ def shown(text: str, judgement: Judgement) -> Text:
     if judgement.failure is not None:
         return result.append(f"  {judgement.failure}")
     result.append(f"  expected: {', '.join(judgement.expected)}")
-    return result.append(f"\n  legal there: {_tokens(judgement.num_legal)}")
+    result.append(f"\n  legal there: {_tokens(judgement.num_legal)}")
+    return result.append(_noted(judgement))
+
+
+def _noted(judgement: Judgement) -> str:
+    note = judgement.note
+    return "" if note is None else f"\n  at character {note.position}: {_visible(note.message)}"
 
 
 def _about(judged: JudgeResult) -> Text:

@@ -1,6 +1,7 @@
 """Results of checking a constraint, and of judging texts under it."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from constraints.translation import Translation
 
@@ -26,6 +27,14 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SpellingNote:
+    """A place in a text, in characters, and how masks write there what is spelt otherwise."""
+
+    position: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """The judgement of one text under a constraint.
 
@@ -34,6 +43,7 @@ class Judgement:
     num_legal: the number of tokens that may follow them, with end tokens
     failure:   a violation of a lenient schema that masks do not enforce, or why judging failed;
                usually None
+    note:      of an instance of a schema that masks write otherwise, or that may be one
     """
 
     accepted: bool
@@ -41,6 +51,19 @@ class Judgement:
     expected: tuple[str, ...]
     num_legal: int
     failure: str | None = None
+    note: SpellingNote | None = None
+
+    def as_object(self, text: str) -> dict[str, Any]:
+        """The judgement of `text` in JSON; what is rare stands there only if there is any."""
+        rare = {"error": self.failure, "note": self.note and asdict(self.note)}
+        return {
+            "text": text,
+            "accepted": self.accepted,
+            "position": self.position,
+            "expected": list(self.expected),
+            "num_legal_tokens": self.num_legal,
+            **{name: value for name, value in rare.items() if value is not None},
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.results import CheckResult, Judgement, JudgeResult, VerifyResult
+from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote, VerifyResult
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
 
@@ -157,8 +157,15 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
         return VerifyResult(tuple(fields["violations"]))
     if "judgements" in fields:
         judgements = tuple(
-            Judgement(accepted, position, tuple(expected), num_legal, failure)
-            for accepted, position, expected, num_legal, failure in fields["judgements"]
+            Judgement(
+                accepted,
+                position,
+                tuple(expected),
+                num_legal,
+                failure,
+                None if note is None else SpellingNote(*note),
+            )
+            for accepted, position, expected, num_legal, failure, note in fields["judgements"]
         )
         return JudgeResult(
             fields["shortest"],

@@ -52,9 +52,17 @@ class ConstraintCheckBody(Schema):
     texts: list[str] | None = Field(default=None, max_length=_MAX_TEXTS)
 
 
+class SpellingNote(AnswerModel):
+    """How masks write an instance that is spelt otherwise, from the character at `position` on."""
+
+    position: int
+    message: str
+
+
 class JudgedText(AnswerModel):
     """One text. `position`: characters of it that can stand, null where it is accepted.
-    `expected`: what may follow there. `error`: why it could not be checked to its end."""
+    `expected`: what may follow there. `error`: why it could not be checked to its end.
+    `note`: under a schema keys may come in any order, and this says that of masks."""
 
     text: str
     accepted: bool
@@ -62,6 +70,7 @@ class JudgedText(AnswerModel):
     expected: list[str]
     num_legal_tokens: int
     error: str | None = None
+    note: SpellingNote | None = None
 
 
 class ConstraintCheckResponse(AnswerModel):
@@ -137,14 +146,7 @@ def _answer(texts: list[str], judged: JudgeResult) -> dict[str, object]:
         "not_enforced": list(judged.not_enforced),
         "dropped_phrases": list(judged.dropped_phrases),
         "results": [
-            {
-                "text": text,
-                "accepted": judgement.accepted,
-                "position": judgement.position,
-                "expected": list(judgement.expected),
-                "num_legal_tokens": judgement.num_legal,
-                **({} if judgement.failure is None else {"error": judgement.failure}),
-            }
+            judgement.as_object(text)
             for text, judgement in zip(texts, judged.judgements, strict=True)
         ],
     }

@@ -119,6 +119,15 @@ def test_whitespace_is_that_of_requests() -> None:
     assert check(*words, "--text", "[1,  2]").returncode == 1
 
 
+def test_keys_may_come_in_any_order_and_it_is_said_which_masks_have() -> None:
+    words = ("--type", "json", "--constraint", json.dumps(SCHEMA))
+    said = check(*words, "--text", '{"age": 1, "name": "A"}')
+    assert said.returncode == 0
+    accepted, note, *_ = said.stdout.splitlines()
+    assert accepted == 'accepted  {"age": 1, "name": "A"}'
+    assert note == "  at character 1: an instance; masks write the keys in the order `name`, `age`"
+
+
 def test_lines_of_json_come_back_as_lines_of_json(tmp_path: Path) -> None:
     texts = ["12", "1x", "", "123"]
     path = tmp_path / "texts.jsonl"

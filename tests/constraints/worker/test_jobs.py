@@ -15,7 +15,7 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.results import CheckResult, Judgement, JudgeResult
+from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.worker.jobs import (
@@ -63,7 +63,12 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
         ),
         CheckResult(0, (), (), 0.25, True, Translation("start:", completion=())),
         JudgeResult(
-            "x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))
+            "x",
+            1,
+            (
+                Judgement(True, None, (), 4, note=SpellingNote(1, "é")),
+                Judgement(False, 2, ("'é'",), 1, "broke"),
+            ),
         ),
         JudgeResult(None, None, (), ("\n",), ("/a",)),
         Bug("Traceback"),

@@ -192,6 +192,21 @@ async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(
     assert "error" not in other
 
 
+@SHARED
+async def test_an_instance_may_have_its_keys_in_any_order(judge: httpx.AsyncClient) -> None:
+    value = {"properties": {"a": {"type": "integer"}, "b": {}}}
+    texts = ['{"b": 1, "a": 2}', '{"b": 1, "a": "x"}']
+    body = {"grammar": {"type": "json", "value": value}, "texts": texts}
+    answer = await judge.post("/constraints/check", json=body)
+    checked = ConstraintCheckResponse.model_validate_json(answer.content, strict=True)
+    instance, other = checked.results
+    assert (instance.accepted, instance.position) == (True, None)
+    assert instance.note is not None
+    assert instance.note.position == 1
+    assert "the order `a`, `b`" in instance.note.message
+    assert (other.accepted, other.position) == (False, texts[1].index('"x"'))
+
+
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
