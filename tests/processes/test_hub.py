@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -46,9 +46,9 @@ print("ended")
 """
 
 
-def cached(home: Path) -> Path:
+def cached(home: Path, name: str = "name") -> Path:
     """The snapshot's folder of org/name in this hub's cache, with a config."""
-    folder = home / "hub" / "models--org--name"
+    folder = home / "hub" / f"models--org--{name}"
     snapshot = folder / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (folder / "refs").mkdir()
@@ -105,30 +105,37 @@ def test_a_model_in_the_cache_is_there(tmp_path: Path) -> None:
     assert asked("org/name", tmp_path, HF_HUB_OFFLINE="1") == "there\n"
 
 
-@pytest.mark.parametrize(
-    ("files", "has_weights"),
-    [
-        pytest.param(["model.safetensors"], True, id="one-file"),
-        pytest.param(["model.safetensors.index.json", "a", "b"], True, id="all-parts"),
-        pytest.param(["model.safetensors.index.json", "a"], False, id="a-part-is-missing"),
-        pytest.param([], False, id="config-alone"),
-    ],
-)
-def test_a_model_is_at_hand_when_all_its_weights_are_cached(
-    tmp_path: Path, files: list[str], has_weights: bool
-) -> None:
-    snapshot = cached(tmp_path)
-    for name in files:
-        (snapshot / name).write_text('{"weight_map": {"x": "a", "y": "b"}}')
-    script = "from processes.hub import has_weights_cached as has; print(has('org/name'))"
-    assert asked("", tmp_path, script) == f"{has_weights}\n"
+def at_hand(home: Path, models: Collection[str]) -> dict[str, bool]:
+    """Of these models of org, which have all their weights in the cache, says one process."""
+    script = (
+        "import sys; from processes.hub import has_weights_cached as has\n"
+        "for name in sys.argv[1].split(): print(has(f'org/{name}'))"
+    )
+    said = asked(" ".join(models), home, script).splitlines()
+    return {name: each == "True" for name, each in zip(models, said, strict=True)}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {}}', '"x"'])
-def test_an_index_that_cannot_be_read_has_no_weights(tmp_path: Path, text: str) -> None:
-    (cached(tmp_path) / "model.safetensors.index.json").write_text(text)
-    script = "from processes.hub import has_weights_cached as has; print(has('org/name'))"
-    assert asked("", tmp_path, script) == "False\n"
+def test_a_model_is_at_hand_when_all_its_weights_are_cached(tmp_path: Path) -> None:
+    files = {
+        "one-file": ["model.safetensors"],
+        "all-parts": ["model.safetensors.index.json", "a", "b"],
+        "a-part-is-missing": ["model.safetensors.index.json", "a"],
+        "config-alone": [],
+    }
+    for model, names in files.items():
+        snapshot = cached(tmp_path, model)
+        for name in names:
+            (snapshot / name).write_text('{"weight_map": {"x": "a", "y": "b"}}')
+    expected = {model: model in ("one-file", "all-parts") for model in files}
+    assert at_hand(tmp_path, files) == expected
+
+
+def test_an_index_that_cannot_be_read_has_no_weights(tmp_path: Path) -> None:
+    texts = ("", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {}}', '"x"')
+    models = {f"name-{number}": text for number, text in enumerate(texts)}
+    for model, text in models.items():
+        (cached(tmp_path, model) / "model.safetensors.index.json").write_text(text)
+    assert at_hand(tmp_path, models) == dict.fromkeys(models, False)
 
 
 def test_what_is_no_hub_id_is_not_cached() -> None:
