@@ -241,9 +241,12 @@ def shown(text: str, judgement: Judgement) -> Text:
     before = _visible(line[max(0, column - _SHOWN_LEN) : column])
     after = _visible(line[column : column + _SHOWN_LEN])
     where = f"at character {judgement.position}"
+    verdict = ("refused   ", "bold red")
     if judgement.position == len(text):
         where += ", where the text ends"
-    result = Text.assemble(("refused   ", "bold red"), where, "\n  ", before, after)
+        # Its beginning is no mistake.
+        verdict = verdict if judgement.failure else ("unfinished  ", "bold yellow")
+    result = Text.assemble(verdict, where, "\n  ", before, after)
     result.append("\n  " + " " * cell_len(before))
     result.append("^\n", "bold red")
     if judgement.failure is not None:

@@ -88,11 +88,27 @@ def test_a_refused_text_has_a_caret_at_the_first_character_that_cannot_stand(
     assert legal.startswith("  legal there: ")
 
 
-def test_a_text_that_ends_too_early_names_what_is_missing() -> None:
-    said = check("--type", "choice", "--constraint", '["yes", "no"]', "--text", "ye")
+@pytest.mark.parametrize(
+    ("kind", "constraint", "unfinished", "wrong", "expected"),
+    [
+        ("choice", '["yes", "no"]', "ye", "yo", "'s'"),
+        ("regex", "[0-9]{2}", "1", "1x", "a digit"),
+        ("lark", 'start: "a" "b"', "a", "ax", "'b'"),
+        ("gbnf", 'root ::= "a" "b"', "a", "ax", "'b'"),
+        ("where", "len(words(X)) == 3 and len(X) < 9", "a b ", "a b c d e", "any character"),
+        ("json", '{"type": "integer", "minimum": 10}', "1", "x", "a digit"),
+        ("json", '{"required": ["a"], "type": "object"}', "{", "}", "'\"a\"'"),
+    ],
+)
+def test_a_text_that_ends_too_early_is_unfinished_and_names_what_is_missing(
+    kind: str, constraint: str, unfinished: str, wrong: str, expected: str
+) -> None:
+    said = check("--type", kind, "--constraint", constraint, "--text", unfinished, "--text", wrong)
     assert said.returncode == 1
-    assert "at character 2, where the text ends" in said.stdout
-    assert "expected: 's'" in said.stdout
+    size = len(unfinished)
+    assert f"unfinished  at character {size}, where the text ends" in said.stdout
+    assert expected in said.stdout.partition("refused")[0]
+    assert said.stdout.count("unfinished") == said.stdout.count("refused") == 1
 
 
 def test_a_file_that_is_not_there_is_an_error() -> None:

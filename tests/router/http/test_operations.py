@@ -192,6 +192,30 @@ async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(
     assert "error" not in other
 
 
+@pytest.mark.parametrize(
+    ("grammar", "unfinished", "wrong"),
+    [
+        ({"type": "choice", "value": ["yes", "no"]}, "ye", "yo"),
+        (DIGITS, "1", "1x"),
+        ({"type": "lark", "value": 'start: "a" "b"'}, "a", "ax"),
+        ({"type": "gbnf", "value": 'root ::= "a" "b"'}, "a", "ax"),
+        ({"type": "where", "value": "len(words(X)) == 3 and len(X) < 9"}, "a b ", "a b c d e"),
+        ({"type": "json", "value": {"type": "object", "required": ["é"]}}, '{"é', '{"é"}'),
+    ],
+)
+@SHARED
+async def test_all_characters_of_an_unfinished_text_can_stand(
+    judge: httpx.AsyncClient, grammar: dict[str, Any], unfinished: str, wrong: str
+) -> None:
+    body = {"grammar": grammar, "texts": [unfinished, wrong]}
+    answer = (await judge.post("/constraints/check", json=body)).json()
+    begun, refused = answer["results"]
+    assert (begun["accepted"], begun["position"]) == (False, len(unfinished))
+    assert begun["expected"]
+    assert "error" not in begun
+    assert refused["position"] < len(wrong)
+
+
 @SHARED
 async def test_an_instance_may_have_its_keys_in_any_order(judge: httpx.AsyncClient) -> None:
     value = {"properties": {"a": {"type": "integer"}, "b": {}}}
