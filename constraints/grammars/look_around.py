@@ -17,6 +17,8 @@ from constraints.grammars.state_elimination import pattern_of
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.regex_dfa import matches
 
+_MAX_STATES = 400
+_LOOKS = re.compile(r"\(\?<?[=!]|\\[bB]")
 _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _GROUP = re.compile(r"\(\?<(?![=!])(?P<name>[^>]*)>|\((?:\?(?:<?[=!]|[a-z-]*[:)]))?")
 _REFERENCE = re.compile(r"\\(?:k<(?P<name>[^>]*)>|(?P<number>[1-9][0-9]*))")
@@ -59,13 +61,18 @@ def opposites(pattern: str) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=32)
+def looks_around(pattern: str) -> bool:
+    """Whether a pattern is rewritten by its automaton, which takes up to 0.1 s."""
+    return _LOOKS.search(pattern) is not None
+
+
+@lru_cache(maxsize=64)
 def without_look_around(pattern: str) -> Pattern | None:
     """A pattern of the whole texts in which this one is found. None: there are none.
 
     Raises OutOfReach, NotEnforced.
     """
-    return pattern_of(matches(rf"(?s:.*)(?:{for_python(pattern)})(?s:.*)"))
+    return pattern_of(matches(rf"(?s:.*)(?:{for_python(pattern)})(?s:.*)", _MAX_STATES))
 
 
 def for_python(pattern: str) -> str:

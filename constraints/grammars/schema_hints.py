@@ -17,6 +17,7 @@ from math import isfinite
 
 from constraints.errors import ConstraintError
 from constraints.grammars.example_text import MAX_PATTERN_LEN, example_text
+from constraints.grammars.look_around import conjuncts, looks_around
 from constraints.grammars.regex import searching
 from constraints.grammars.schema import formats
 from constraints.grammars.schema.reading import Json
@@ -54,6 +55,8 @@ _MAX_PLACES = 5_000
 _MAX_VALUES = 3
 # The most characters of patterns that are parsed for one schema.
 _MAX_PATTERNS_LEN = 60_000
+# What counts for a pattern whose automaton is needed.
+_LOOKING_LEN = 2_500
 # Of one place, and all their characters.
 _MAX_JOINED = 3
 _MAX_JOINED_LEN = 500
@@ -75,7 +78,7 @@ def leaves(document: Json) -> tuple[bytes, ...]:
             continue
         pattern = part.get("pattern")
         if isinstance(pattern, str):
-            patterns_left -= len(pattern)
+            patterns_left -= _LOOKING_LEN if looks_around(pattern) else len(pattern)
         for value in _values(part, may_parse=patterns_left >= 0):
             text = _written(value)
             if 0 < len(text) <= _MAX_LEAF_LEN:
@@ -153,8 +156,9 @@ def _joint_matches(schema: dict[str, Json]) -> Iterator[str]:
 
 def _matching(pattern: str, min_len: int) -> str | None:
     """A text in which the pattern is found, of at least `min_len` characters."""
+    *_, rest = conjuncts(pattern)
     try:
-        found = searching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
+        found = searching(rest) if len(pattern) <= MAX_PATTERN_LEN else None
     except ConstraintError:
         return None  # the compiler reports it, or uses another engine
     return None if found is None else example_text(found, min_len)

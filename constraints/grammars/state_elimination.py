@@ -14,7 +14,7 @@ from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.limits import TooManyStates
 from constraints.where.machine import refined
 
-_MAX_STATES = 300
+_MAX_STATES = 200
 # The most sets of characters in what leads from one state to another.
 _MAX_SIZE = 2000
 _SURROGATES = (0xD800, 0xDFFF)

@@ -28,9 +28,9 @@ _NO_DUTIES: _Duties = (frozenset(), 0)
 _Situation = tuple[bool, ...]
 
 
-def matches(pattern: str) -> Automaton:
+def matches(pattern: str, max_states: int = _MAX_STATES) -> Automaton:
     """Accepts what re.fullmatch matches. Raises OutOfReach."""
-    return _SubsetConstruction(read(pattern)).automaton()
+    return _SubsetConstruction(read(pattern), max_states).automaton()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ class _Place:
 class _SubsetConstruction:
     """Builds the DFA, whose states are places."""
 
-    def __init__(self, parts: Nfa) -> None:
+    def __init__(self, parts: Nfa, max_states: int) -> None:
         self._parts = parts
+        self._max_states = max_states
         self._partition, columns = join([Partition.of_sets([ranges]) for ranges in parts.sets])
         # By label, the sets that contain its characters.
         self._holds = [frozenset(np.flatnonzero(column).tolist()) for column in columns.T]
@@ -85,7 +86,7 @@ class _SubsetConstruction:
                 row.append(known[after])
             rows.append(row)
             accepts.append(self._accepts(place))
-            if len(queue) > _MAX_STATES or len(queue) * len(row) > MAX_STEPS:
+            if len(queue) > self._max_states or len(queue) * len(row) > MAX_STEPS:
                 raise TooManyStates("a pattern of too many states")
         return _without_equal_labels(self._partition, np.array(rows, dtype=np.int32), accepts)
 

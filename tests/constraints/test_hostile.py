@@ -77,6 +77,18 @@ SCHEMAS: dict[str, Any] = {
         "allOf": [{"anyOf": [{"minimum": n}, {"maxLength": n}, {"minItems": n}]} for n in range(12)]
     },
     "many tagged options": {"oneOf": TAGGED},
+    "patterns that look around": {
+        "properties": {
+            f"p{n}": {"pattern": f"^b(?=.{{{n},90}}$)(?!.*--)[a-z-]*$"} for n in range(100)
+        }
+    },
+    "many opposites": {"allOf": [{"not": {"pattern": f"a.{{{n}}}b"}} for n in range(100)]},
+    "patterns of keys that overlap": {
+        "allOf": [
+            {"patternProperties": {f"a.{{{n}}}b": {}, f"b.{{{n}}}c": {}, f"c.{{{n}}}d": {}}}
+            for n in range(100)
+        ]
+    },
     "many patterns of keys": {"patternProperties": {f"^a{n}.*b$": {} for n in range(300)}},
     "keywords that nobody knows": {f"kex{n}wd": 1 for n in range(5_000)},
     "many properties": {"properties": {f"p{n}": {"type": "integer"} for n in range(5_000)}},

@@ -42,7 +42,7 @@ def pattern_properties(place: Place, value: Json, pointer: str) -> None:
     enforced = [each for each in value if engine_pattern(place, each, pointer) is not None]
     allowed = _patterns_of(_names(place, pointer))
     patterns: dict[str, Json] = {}
-    for inside, outside in _cells(enforced):
+    for inside, outside in _cells(place, enforced):
         parts = [rewritten[each] for each in inside]
         rule: Json = parts[0] if len(parts) == 1 else {"allOf": parts}
         if _has_named_alone(place, [*allowed, *inside], outside):
@@ -59,10 +59,12 @@ def _has_named_alone(place: Place, inside: Sequence[str], outside: Collection[st
     """Whether all keys of a cell are named, or there are none; the engine breaks behind them."""
     named = _named(place)
     try:
+        if not _has_keys(place, inside, outside):
+            return True
         found = searching(_cell(inside, outside))
         if found is None or not named or not _is_finite(found):
-            return found is None
-        return not _has_keys(inside, [*outside, _one_of(named)])
+            return False
+        return not _has_keys(place, inside, [*outside, _one_of(named)])
     except NotEnforced:
         return False
 
@@ -96,27 +98,31 @@ def _one_of(names: Collection[str]) -> str:
     return f"^(?:{'|'.join(map(_escaped, names))})$"
 
 
-def _cells(patterns: Sequence[str]) -> list[tuple[Sequence[str], list[str]]]:
+def _cells(place: Place, patterns: Sequence[str]) -> list[tuple[Sequence[str], list[str]]]:
     """The patterns that the keys of a cell are in, and those that they must not be in."""
     alone: list[tuple[Sequence[str], list[str]]] = [([each], []) for each in patterns]
     if not 1 < len(patterns) <= _MAX_CELLED:
         return alone
     cells: list[tuple[Sequence[str], list[str]]] = []
     try:
-        if not any(_has_keys(pair, ()) for pair in combinations(patterns, 2)):
+        if not any(_has_keys(place, pair, ()) for pair in combinations(patterns, 2)):
             return alone
         for size in range(1, len(patterns) + 1):
             for inside in combinations(patterns, size):
                 outside = [each for each in patterns if each not in inside]
-                if _has_keys(inside, outside):
+                if _has_keys(place, inside, outside):
                     cells.append((inside, outside))
     except NotEnforced:
         return alone  # the engine refuses those that overlap
     return cells
 
 
-def _has_keys(inside: Sequence[str], outside: Collection[str]) -> bool:
-    return searching(_cell(inside, outside)) is not None
+def _has_keys(place: Place, inside: Sequence[str], outside: Collection[str]) -> bool:
+    """Whether a cell has any key. Raises NotEnforced."""
+    cell = _cell(inside, outside)
+    if not place.rewriter.may_look_around(cell):
+        raise NotEnforced("too many patterns of keys that overlap")
+    return searching(cell) is not None
 
 
 def _cell(inside: Sequence[str], outside: Collection[str]) -> str:

@@ -38,6 +38,9 @@ class SchemaRewriter(Protocol):
     def translated(self, pattern: str) -> str:
         """The rewritten form of a pattern. Raises Malformed, NotEnforced."""
 
+    def may_look_around(self, pattern: str) -> bool:
+        """Whether few enough patterns have needed an automaton for this one to have one, too."""
+
     def raw(self, pointer: str) -> Json:
         """The value at a pointer of the document."""
 

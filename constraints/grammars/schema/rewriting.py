@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
+from constraints.grammars.look_around import looks_around
 from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import containers, logic, scalars
 from constraints.grammars.schema.dialects import NULL, bare, in_lower_case, is_nullable
@@ -35,6 +36,7 @@ _MAX_SCHEMAS = 50_000
 _MAX_FOLLOWED = 200
 # The most unknown keywords that are compared with the known ones.
 _MAX_UNKNOWN = 300
+_MAX_LOOKING = 24
 _HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **logic.HANDLERS}
 
 
@@ -98,6 +100,7 @@ class _Rewriter:
         # Whether a part is only being checked for errors.
         self._is_probing = False
         self._unknown: set[str] = set()
+        self._looking: set[str] = set()
         # Pointers of keywords that their draft ignores, and whether there is a `oneOf`.
         self._ignored: list[str] = []
         self._has_one_of = False
@@ -240,7 +243,15 @@ class _Rewriter:
         return self._references.resolve(reference, pointer)
 
     def translated(self, pattern: str) -> str:
+        if not self.may_look_around(pattern):
+            raise TooComplex(f"more than {_MAX_LOOKING} patterns that look around")
         return self._translate(pattern)
+
+    def may_look_around(self, pattern: str) -> bool:
+        is_looking = looks_around(pattern)
+        if is_looking and len(self._looking) < _MAX_LOOKING:
+            self._looking.add(pattern)
+        return not is_looking or pattern in self._looking
 
     def raw(self, pointer: str) -> Json:
         return at(self._document, pointer)
