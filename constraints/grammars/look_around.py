@@ -26,6 +26,21 @@ _REFERENCE = re.compile(r"\\(?:k<(?P<name>[^>]*)>|(?P<number>[1-9][0-9]*))")
 
 def conjuncts(pattern: str) -> list[str]:
     """Patterns that are all found where this one is: its leading look-aheads, and the rest."""
+    ahead, rest = _leading(pattern)
+    found = [f"^(?{sign}{inner})" if sign == "!" else f"^(?:{inner})" for sign, inner in ahead]
+    return [*found, rest] if rest != "^" or not found else found
+
+
+def opposites(pattern: str) -> list[str]:
+    """Patterns of which at least one is found where this one is not."""
+    ahead, rest = _leading(pattern)
+    missed = [inner if sign == "!" else f"(?!{inner})" for sign, inner in ahead]
+    found = [f"^(?:{each})" for each in missed]
+    return [*found, rf"^(?![\s\S]*(?:{rest}))"] if rest != "^" or not found else found
+
+
+def _leading(pattern: str) -> tuple[list[tuple[str, str]], str]:
+    """The leading look-aheads, `=` or `!` with what is inside, and the pattern without them."""
     found = []
     rest = 1
     opened = depth = 0
@@ -36,29 +51,12 @@ def conjuncts(pattern: str) -> list[str]:
         elif token[0] == ")":
             depth -= 1
             if depth == 0 and opened == rest and pattern[rest : rest + 3] in ("(?=", "(?!"):
-                found.append(f"^{pattern[rest : token.end()]}")
+                found.append((pattern[rest + 2], pattern[rest + 3 : token.start()]))
                 rest = token.end()
         elif token[0] == "|" and depth == 0:
-            return [pattern]
+            return [], pattern
     is_split = pattern.startswith("^") and not pattern.startswith(("*", "+", "?", "{"), rest)
-    last = [f"^{pattern[rest:]}"] if pattern[rest:] or not found else []
-    return [*map(_without_group, found), *last] if is_split else [pattern]
-
-
-def _without_group(look_ahead: str) -> str:
-    """What lies ahead as a pattern of its own; what must not stays a look-ahead."""
-    is_positive = look_ahead.startswith("^(?=")
-    return f"^(?:{look_ahead.removeprefix('^(?=')}" if is_positive else look_ahead
-
-
-def opposites(pattern: str) -> list[str]:
-    """Patterns of which at least one is found where this one is not."""
-    return [
-        f"^(?:{each[len('^(?!') :]}"
-        if each.startswith("^(?!") and each.endswith(")")
-        else rf"^(?![\s\S]*(?:{each}))"
-        for each in conjuncts(pattern)
-    ]
+    return (found, f"^{pattern[rest:]}") if is_split else ([], pattern)
 
 
 def looks_around(pattern: str) -> bool:

@@ -22,7 +22,7 @@ PATTERNS = [
         r"^(?=a)b|1$",
     ],
     *[r"^(?!ab$)[ab]+$", r"^(?:a|(?!.*1)(?=b)b*a)$", r"^(?=a|b)(?!.*11)\w+$", r"^(?!(?:ab)+$)"],
-    *[r"^(?=[)a(]+$)a{2}", r"\Ba", r"^(?=a)?b"],
+    *[r"^(?=[)a(]+$)a{2}", r"^(?!a)|(b)", r"^(?!a)?(b)", r"\Ba", r"^(?=a)?b"],
 ]
 
 
@@ -59,12 +59,14 @@ def test_leading_look_aheads_are_patterns_of_their_own(pattern: str, parts: list
 
 
 def test_the_opposite_of_what_must_not_lie_ahead_is_that_it_does() -> None:
-    assert opposites("^(?!a)b") == ["^(?:a)", r"^(?![\s\S]*(?:^b))"]
+    assert opposites("^(?!a)(?=c)b") == ["^(?:a)", "^(?:(?!c))", r"^(?![\s\S]*(?:^b))"]
+    assert opposites("^(?!a)|(b)") == [r"^(?![\s\S]*(?:^(?!a)|(b)))"]
 
 
-def test_the_opposite_of_what_looks_around_inside_is_refused() -> None:
+@pytest.mark.parametrize("pattern", ["a(?!b)", "^(?!a)|(b)", "^(?!a)?(b)"])
+def test_the_opposite_of_what_looks_around_inside_is_refused(pattern: str) -> None:
     with pytest.raises(NotEnforced) as refusal:
-        of_schema({"type": "string", "not": {"pattern": "a(?!b)"}})
+        of_schema({"type": "string", "not": {"pattern": pattern}})
     assert refusal.value.pointer == "/not"
 
 
