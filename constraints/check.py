@@ -12,6 +12,7 @@ from functools import cached_property
 from constraints.errors import ConstraintError, EngineFailed
 from constraints.expected import Expectation, byte_ids
 from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.format_checker import MaskFormats
 from constraints.grammars.respelling import Respelling, Respelt
 from constraints.grammars.schema_validation import violations
 from constraints.guiding.completion import spelled
@@ -25,7 +26,7 @@ from constraints.where.engine import WhereLanguage
 _NUM_TRIES = 3
 # Orders of keys that lead nowhere, of a text that may be an instance.
 _MAX_DEAD_ENDS = 200
-_UNDECIDED = "not all orders of the keys were tried; another one may be an instance's"
+_UNDECIDED = "it may be an instance: it violates no keyword, but masks are not known to write it"
 
 
 def judge(
@@ -149,6 +150,7 @@ class _ValueJudge:
         self._language = language
         self._spec = spec
         self._judging = judging
+        self._formats = MaskFormats()
 
     @cached_property
     def _respelling(self) -> Respelling | None:
@@ -164,18 +166,16 @@ class _ValueJudge:
             found = self._respelling.respelt(text, max_dead_ends=1)
             if found is None:
                 return judgement
-            if not found.is_whole and violations(self._spec.text, text):
+            if not found.is_whole and violations(self._spec.text, text, self._formats):
                 return self._where_stuck(found, judgement)
             if not found.is_whole:
                 found = self._respelling.respelt(text, _MAX_DEAD_ENDS) or found
-        except EngineFailed:
-            return judgement
+        except EngineFailed as error:
+            return replace(judgement, failure=str(error))
         if found.is_whole:
             return self._of_instance(found, text, judgement.position)
         judgement = self._where_stuck(found, judgement)
-        if not found.is_cut or judgement.position is None:
-            return judgement
-        return replace(judgement, note=SpellingNote(judgement.position, _UNDECIDED))
+        return replace(judgement, note=SpellingNote(judgement.position or 0, _UNDECIDED))
 
     def _where_stuck(self, found: Respelt, judgement: Judgement) -> Judgement:
         """The judgement of the order that was tried, with its place in the judged text."""

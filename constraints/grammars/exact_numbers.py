@@ -19,6 +19,8 @@ _MAX_INT_LEN = 1000
 _PIECE_LEN = 1000
 # Exponents of decimals have at most 18 digits.
 _MAX_EXPONENT_LEN = 16
+# Of a number that is written without exponent.
+_MAX_PLACES = 1000
 
 
 class ExactNumber(Decimal):
@@ -51,6 +53,16 @@ def _integer(text: str) -> int | LongInteger:
 
 def _no_constant(name: str) -> Json:
     raise ValueError(f"{name} is no JSON number")
+
+
+def without_exponent(value: Decimal) -> str:
+    """The shortest text of the number without an exponent; empty where that has too many zeros."""
+    if abs(value.adjusted()) > _MAX_PLACES:
+        return ""
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").removesuffix(".")
+    return text if value else "0"
 
 
 def is_multiple(value: int | ExactNumber, step: int | ExactNumber) -> bool:

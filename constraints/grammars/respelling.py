@@ -15,14 +15,13 @@ from itertools import chain
 from math import inf
 
 from constraints.grammars.engine import GrammarLanguage, GrammarMatcher
-from constraints.grammars.exact_numbers import loads
+from constraints.grammars.exact_numbers import loads, without_exponent
 from constraints.grammars.schema.reading import Json
 from constraints.spec import ConstraintSpec, Whitespace
 
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+)(\s*)')
 _NUMBER = re.compile("[-0-9]")
-# Of a number that is written without exponent, and of zeros that fill its decimals up.
-_MAX_PLACES = 1000
+# That fill the decimals of a number up.
 _MAX_ZEROS = 16
 _MAX_SHOWN_KEYS = 12
 _MAX_SHOWN_LEN = 60
@@ -48,7 +47,11 @@ class Token:
         if self.text[0] == '"':
             yield json.dumps(json.loads(self.text), ensure_ascii=False)
         elif _NUMBER.match(self.text):
-            yield from _without_exponent(Decimal(loads(self.text)))
+            plain = without_exponent(Decimal(loads(self.text)))
+            if plain:
+                yield plain
+            if "." in plain:
+                yield from (plain + "0" * num_zeros for num_zeros in range(1, _MAX_ZEROS + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,11 @@ class Respelt:
     tokens:       as they were written, each with its spelling
     next_token:   of a beginning, what cannot follow; None: the end, or any of the keys left
     is_whole:     whether it is legal to its end
-    is_cut:     whether not all orders of keys were tried
     """
 
     tokens: tuple[tuple[Token, str], ...]
     next_token: Token | None
     is_whole: bool
-    is_cut: bool = False
 
     @property
     def text(self) -> str:
@@ -125,7 +126,7 @@ class _Path:
     token: tuple[Token, str] | None = None
     before: "_Path | None" = None
 
-    def respelt(self, *, is_cut: bool = False) -> Respelt:
+    def respelt(self) -> Respelt:
         tokens = []
         path: _Path | None = self
         while path is not None and path.token is not None:
@@ -134,7 +135,7 @@ class _Path:
         step = self.steps and self.steps[0]
         next_token = step if isinstance(step, Token) else None
         is_whole = self.steps is None and self.matcher.is_complete
-        return Respelt(tuple(reversed(tokens)), next_token, is_whole, is_cut)
+        return Respelt(tuple(reversed(tokens)), next_token, is_whole)
 
 
 class Respelling:
@@ -153,7 +154,8 @@ class Respelling:
     def respelt(self, text: str, max_dead_ends: int) -> Respelt | None:
         """The text as masks write it, or else the beginning of what was tried first.
 
-        None: it is no JSON. `max_dead_ends`: as many orders of keys are tried without success.
+        None: it is no JSON, or a key stands twice. `max_dead_ends`: after so many orders of keys
+        that lead nowhere no further one is tried.
 
         Raises EngineFailed.
         """
@@ -179,7 +181,7 @@ class Respelling:
                 dead_ends.append(path)
             else:
                 paths.append(chain((following,), ahead))
-        return dead_ends[0].respelt(is_cut=bool(paths))
+        return dead_ends[0].respelt()
 
     def _ahead(self, path: _Path) -> Iterator[_Path]:
         """The ways to take the next step of a path."""
@@ -209,7 +211,7 @@ class Respelling:
                     return
 
     def _steps(self, tokens: deque[Token]) -> list[_Step]:
-        """The steps of the value that comes next. Raises RecursionError."""
+        """The steps of the value that comes next. Raises RecursionError, ValueError."""
         opening = tokens.popleft()
         steps: list[_Step] = [opening]
         if opening.text == "[":
@@ -234,6 +236,8 @@ class Respelling:
         """By the part of the schema that has the most of the keys, and then by all of it."""
         names = {key: json.loads(key.text) for key in keys}
         known = frozenset(names.values())
+        if len(known) < len(keys):
+            raise ValueError("a key stands twice in one object")
         best = self._best.get(known)
         if best is None:
             best = max(self._orders, key=lambda order: len(known & order.keys()), default={})
@@ -267,18 +271,6 @@ def _linked(steps: Sequence[_Step], rest: _Steps = None) -> _Steps:
     for step in reversed(steps):
         rest = (step, rest)
     return rest
-
-
-def _without_exponent(value: Decimal) -> Iterator[str]:
-    """The number, and where it has decimals also with zeros behind them."""
-    if abs(value.adjusted()) > _MAX_PLACES:
-        return
-    plain = format(value, "f")
-    if "." in plain:
-        plain = plain.rstrip("0").removesuffix(".")
-    yield plain if value else "0"
-    if "." in plain:
-        yield from (plain + "0" * num_zeros for num_zeros in range(1, _MAX_ZEROS + 1))
 
 
 def _shown(text: str) -> str:

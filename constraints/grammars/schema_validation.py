@@ -45,8 +45,10 @@ class Violation:
         return f"at {self.pointer}: {self.message}" if self.pointer else self.message
 
 
-def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
-    """The first few errors of `text`; empty: it is a valid instance.
+def violations(
+    schema_text: str, text: str, formats: jsonschema.FormatChecker | None = None
+) -> tuple[Violation, ...]:
+    """The first few errors of `text`; empty: it is a valid instance. None asserts no format.
 
     What cannot be validated, such as a reference to another document, is reported as a violation.
     """
@@ -56,7 +58,7 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
     except (ValueError, RecursionError) as error:
         return (Violation("", "", f"not JSON: {error}"),)
     try:
-        errors = _errors(schema, instance)
+        errors = _errors(schema, instance, formats)
     except ConstraintError as error:
         why = str(error).partition("\n")[0]
         return (Violation("", "", f"the schema cannot be followed: {why}"),)
@@ -112,12 +114,16 @@ def _unnamed(schema: Json) -> Json:
     return {key: value for key, value in schema.items() if key != "$schema"}
 
 
-def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | None:
+def _errors(
+    schema: Json, instance: Json, formats: jsonschema.FormatChecker | None
+) -> list[jsonschema.ValidationError] | None:
     """The first few errors; None: a keyword of the schema has an invalid value."""
     registry: Registry[Json] = Registry()
     for kind in _kinds(schema):
         try:
-            validator = with_patterns(exact(kind))(_unnamed(schema), registry=registry)
+            validator = with_patterns(exact(kind))(
+                _unnamed(schema), registry=registry, format_checker=formats
+            )
             return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
         except _WRONG_VALUES:
             continue
