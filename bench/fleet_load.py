@@ -104,6 +104,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second in all")
     parser.add_argument("--requests", type=int, default=140, help="of each load")
     parser.add_argument("--rounds", type=int, default=3, help="a load by each way")
+    parser.add_argument("--seed", type=int, default=0, help="of the first round")
     parser.add_argument("--good", type=float, default=1.0, help="seconds to a first token in time")
     args = parser.parse_args(argv)
     words = plain_words(Tokenizer.from_file(str(args.model / "tokenizer.json")))
@@ -111,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     num_errors = 0
     with _served(args.model) as (front, urls):
-        for number in progress(range(args.rounds), "rounds"):
+        for number in progress(range(args.seed, args.seed + args.rounds), "rounds"):
             ways = {"round robin": urls, "front": [front]}
             for way in sorted(ways, reverse=bool(number % 2)):
                 seed = 2 * number + (way == "front")
