@@ -159,7 +159,7 @@ async def test_a_moved_stream_waits_for_the_only_replica_to_come_back(tmp_path: 
 
 
 async def test_the_streams_of_a_replica_that_falls_silent_go_on_elsewhere(tmp_path: Path) -> None:
-    checks = CheckRules(interval_s=0.01, timeout_s=0.05, max_silent=2)
+    checks = CheckRules(interval_s=0.01, timeout_s=0.3, max_silent=2)
     async with running_front(tmp_path, "ab", checks=checks) as front:
         asking = asyncio.create_task(front.ask(hang=True, stream=True))
         await until(lambda: len(front.asked()) == 1)
