@@ -153,6 +153,8 @@ def _python_pattern(pattern: str) -> str:
             found += chars if in_class else f"[{chars}]"
         elif chars is not None and not in_class:
             found += f"[^{chars}]"
+        elif piece in (r"\b", r"\B") and not in_class:
+            found += f"(?a:{piece})"
         elif piece == "$" and not in_class:
             found += r"\Z"
         elif piece == "." and not in_class:

@@ -20,6 +20,7 @@ _PATTERNS = [
     "^a|b$",
     '^[^"]+$',
     r"^[^\\b]",
+    *[r"^(?=.*b)[ab]", r"(?!b)a$", r"\bab\b", "^(?!a)|(y)", "^(?!ab)(?=a|x)", "(?<=x)y"],
 ]
 _PARTS: list[Any] = [
     *[{}, {"type": "null"}, {"type": "boolean"}, {"type": "integer", "minimum": 3}],
