@@ -62,6 +62,8 @@ _KINDS: tuple[dict[str, Any], ...] = (
     {"grammar": {"type": "regex", "value": "([a-z]{1,9} ){40,60}"}, "do_sample": True},
 )
 _READY_TIMEOUT_S = 120.0
+# In which a front asks its replicas twice how they are.
+_NOTICED_S = 2.5
 _GENERATE = "/generate_stream"
 _CHAT = "/v1/chat/completions"
 _COMPLETIONS = "/v1/completions"
@@ -211,6 +213,8 @@ async def _trial(
         stream.error is None and stream.text != text
         for stream, text in zip(streams, expected, strict=True)
     )
+    if fault in REPLICA_FAULTS:
+        await asyncio.sleep(_NOTICED_S)
     await _until_ready(url, num_replicas=2 if fault in REPLICA_FAULTS else 0)
 
 
