@@ -25,7 +25,7 @@ from constraints.where.engine import WhereLanguage
 # The most searches for a shorter text than the one found.
 _NUM_TRIES = 3
 # Orders of keys that lead nowhere, of a text that may be an instance.
-_MAX_DEAD_ENDS = 200
+_MAX_DEAD_ENDS = 50
 _UNDECIDED = "it may be an instance: it violates no keyword, but masks are not known to write it"
 
 

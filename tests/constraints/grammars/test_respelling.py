@@ -167,7 +167,7 @@ def shuffled(value: Any, draw: random.Random) -> Any:
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(seed, marks=() if seed < 12 else pytest.mark.nightly) for seed in range(800)],
+    [pytest.param(seed, marks=() if seed < 6 else pytest.mark.nightly) for seed in range(500)],
 )
 def test_random_values_with_shuffled_keys_are_judged_as_instances(seed: int) -> None:
     draw = random.Random(f"judged {seed}")
