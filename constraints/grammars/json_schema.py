@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from constraints.errors import ConstraintError, NotEnforced, TooComplex
 from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
-from constraints.grammars.schema.disjoint import open_one_ofs
+from constraints.grammars.schema.disjoint import Pairs, open_one_ofs
 from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
 from constraints.grammars.schema.locate_refusal import RefusalLocator
 from constraints.grammars.schema.narrow_ranges import close_narrow_ranges
@@ -19,6 +19,10 @@ from constraints.spec import ConstraintSpec, Whitespace
 
 # The most parts that a lenient schema drops, one after the other.
 _MAX_RELAXED = 50
+# The most times that a schema is rewritten: a `oneOf` may be below another one.
+_MAX_ROUNDS = 4
+# The most pairs of options of a `oneOf` that are rewritten so as to exclude each other.
+_MAX_PAIRS = 66
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +110,16 @@ _ENDLESS = "nothing satisfies it: what it requires is false, or would contain it
 
 def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> Rewritten:
     """Rewrite and check a parsed schema. `watches`: whether its texts can be watched."""
-    rewritten = rewrite(document, lenient=lenient, watches=watches)
-    bound(rewritten.root, rewritten.definitions)
-    close_narrow_ranges(rewritten.root, rewritten.definitions)
-    _settle(rewritten)
+    overlaps: dict[str, Pairs] = {}
+    for _ in range(_MAX_ROUNDS):
+        rewritten = rewrite(document, lenient=lenient, watches=watches, overlaps=overlaps)
+        bound(rewritten.root, rewritten.definitions)
+        close_narrow_ranges(rewritten.root, rewritten.definitions)
+        found = _settle(rewritten)
+        # Options that may hold together are rewritten so that they do not.
+        if found.keys() <= overlaps.keys():
+            break
+        overlaps |= found
     if watches:
         rewritten.watches = _watches(rewritten, lenient=lenient)
     if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
@@ -123,14 +133,20 @@ def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> R
     return rewritten
 
 
-def _settle(rewritten: Rewritten) -> None:
+def _settle(rewritten: Rewritten) -> dict[str, Pairs]:
     """Replace unproductive references by `false` and disjoint `oneOf` by `anyOf`.
 
+    Returns the pointers of other `oneOf`s of few options, and which of these may hold together.
     Raises Contradiction.
     """
     if not prune(rewritten.root, rewritten.definitions):
         raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
-    open_one_ofs(rewritten.root, rewritten.definitions)
+    others = open_one_ofs(rewritten.root, rewritten.definitions)
+    return {
+        below(rewritten.origins[id(part)], "oneOf"): pairs
+        for part, pairs in others
+        if id(part) in rewritten.origins and len(pairs) <= _MAX_PAIRS
+    }
 
 
 def _watches(rewritten: Rewritten, *, lenient: bool) -> tuple[Watch, ...]:

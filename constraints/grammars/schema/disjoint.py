@@ -1,11 +1,12 @@
 """Whether two schemas exclude each other, so that `oneOf` equals `anyOf`.
 
 Sound where it says yes. It compares types, values, bounds and, in objects, keys that one of
-the two requires: the tag of a tagged union. Of strings told apart by patterns and formats it asks
-the engine whether any is both.
+the two requires: the tag of a tagged union. Of others it asks the engine whether anything is both.
 """
 
 from collections.abc import Mapping
+from itertools import combinations
+from typing import TypeAlias
 
 from llguidance import LLMatcher
 
@@ -16,6 +17,13 @@ from constraints.grammars.schema.engine_options import grammar_of
 from constraints.grammars.schema.reading import Json, equal_key
 from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.spec import Whitespace
+
+OVERLAPPING = (
+    "the options of oneOf are not known to exclude each other; write anyOf, or give each"
+    " option a required property with a const of its own"
+)
+# Pairs of options, by their indices; the first one is the smaller.
+Pairs: TypeAlias = frozenset[tuple[int, int]]
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MAX_DEPTH = 5
@@ -34,13 +42,20 @@ _OPEN = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 _OF_STRINGS = ("pattern", "format", "enum", "const", "minLength", "maxLength")
 
 
-def open_one_ofs(root: Json, definitions: dict[str, Json]) -> None:
-    """Turn each `oneOf` whose options exclude each other into `anyOf`, in place."""
+def open_one_ofs(root: Json, definitions: dict[str, Json]) -> list[tuple[dict[str, Json], Pairs]]:
+    """Turn each `oneOf` whose options exclude each other into `anyOf`, in place.
+
+    Returns the other schemas, and the pairs of their options that may have values in common.
+    """
+    others = []
     for schema in [root, *definitions.values()]:
-        for part in list(parts(schema)):
-            options = part.get("oneOf")
-            if options is not None and _exclude_each_other(options, definitions):
+        for part in [each for each in parts(schema) if "oneOf" in each]:
+            pairs = _overlaps(part["oneOf"], definitions)
+            if pairs:
+                others.append((part, pairs))
+            else:
                 _rename_one_of(part)
+    return others
 
 
 def _rename_one_of(part: dict[str, Json]) -> None:
@@ -53,14 +68,14 @@ def _rename_one_of(part: dict[str, Json]) -> None:
     part.update(renamed)
 
 
-def _exclude_each_other(options: list[Json], definitions: dict[str, Json]) -> bool:
-    if len(options) > _MAX_OPTIONS:
-        return False
+def _overlaps(options: list[Json], definitions: dict[str, Json]) -> Pairs:
+    """The pairs that are not known to exclude each other, by their indices."""
     comparing = _Definitions(definitions)
-    return all(
-        are_disjoint(one, other, comparing)
-        for index, one in enumerate(options)
-        for other in options[index + 1 :]
+    return frozenset(
+        (first, second)
+        for (first, one), (second, other) in combinations(enumerate(options), 2)
+        if len(options) > _MAX_OPTIONS
+        or not (are_disjoint(one, other, comparing) or _is_both_empty(one, other, comparing))
     )
 
 
@@ -175,13 +190,18 @@ def _differ_in_a_key(one: Json, other: Json, definitions: _Definitions, depth: i
 
 
 def _no_string_is_both(one: Json, other: Json, definitions: _Definitions) -> bool:
-    """Whether the engine finds that no string satisfies what both say of strings."""
     narrowed = [{key: each[key] for key in _OF_STRINGS if key in each} for each in (one, other)]
-    if not all(narrowed) or definitions.num_asked >= _MAX_ASKED:
+    if not all(narrowed):
+        return False
+    return _is_both_empty({"type": "string", **narrowed[0]}, narrowed[1], definitions)
+
+
+def _is_both_empty(one: Json, other: Json, definitions: _Definitions) -> bool:
+    """Whether the engine finds that nothing satisfies both."""
+    if definitions.num_asked >= _MAX_ASKED:
         return False
     definitions.num_asked += 1
-    both = {"type": "string", "allOf": narrowed}
-    grammar = grammar_of(both, {}, Whitespace.COMPACT)
+    grammar = grammar_of({"allOf": [one, other]}, definitions, Whitespace.COMPACT)
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
         grammar, limits=Limits().for_engine()
     )

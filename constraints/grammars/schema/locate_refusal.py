@@ -9,6 +9,7 @@ from constraints.errors import ConstraintError, Contradiction, NotEnforced
 from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
 from constraints.grammars.schema.conflict import conflicting
+from constraints.grammars.schema.disjoint import OVERLAPPING
 from constraints.grammars.schema.engine_options import grammar_of
 from constraints.grammars.schema.reading import Json, at, below
 from constraints.grammars.schema.rewriting import Rewritten
@@ -30,8 +31,7 @@ _IN_OUR_WORDS = (
     (
         "oneOf constraints are not supported",
         ("oneOf",),
-        "the options of oneOf are not known to exclude each other; write anyOf, or give each"
-        " option a required property with a const of its own",
+        OVERLAPPING,
     ),
     (
         "circular references with sibling keys",

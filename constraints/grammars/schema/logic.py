@@ -1,6 +1,8 @@
 """Keywords that combine schemas. Those that the engine lacks are rewritten as alternatives."""
 
 from constraints.errors import NotEnforced
+from constraints.grammars.schema.disjoint import OVERLAPPING, Pairs
+from constraints.grammars.schema.negation import NoNegation
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, below
 
@@ -26,7 +28,33 @@ def _any_of(place: Place, value: Json, pointer: str) -> None:
 
 
 def _one_of(place: Place, value: Json, pointer: str) -> None:
-    place.out["oneOf"] = place.list(value, pointer)
+    """As it is, for later; or each option without what is one of the others as well."""
+    options = place.list(value, pointer)
+    pairs = place.rewriter.overlaps.get(pointer)
+    if pairs is None:
+        place.out["oneOf"] = options
+        return
+    try:
+        alone = [_alone(place, value, index, pairs, pointer) for index in range(len(value))]
+    except NoNegation:
+        place.rewriter.refuse(pointer, OVERLAPPING)
+    else:
+        options = [
+            {"allOf": [option, *without]} for option, without in zip(options, alone, strict=True)
+        ]
+    place.also.append({"anyOf": options})
+
+
+def _alone(place: Place, value: Json, index: int, pairs: Pairs, pointer: str) -> list[Json]:
+    """What an option has to be, too, so that none of the others holds. Raises NoNegation."""
+    at_option = below(pointer, index)
+    others = [other for other in range(len(value)) if {(index, other), (other, index)} & pairs]
+    return [
+        place.rewriter.schema(
+            place.rewriter.opposite(value[other], at_option, value[index]), at_option
+        )
+        for other in others
+    ]
 
 
 def _not(place: Place, value: Json, pointer: str) -> None:

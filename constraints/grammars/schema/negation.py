@@ -9,8 +9,9 @@ So `not`, `if` and dependencies, which the engine lacks, are rewritten as altern
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from constraints.errors import Malformed, NotEnforced
 from constraints.grammars.look_around import opposites
@@ -23,6 +24,7 @@ from constraints.grammars.schema.reading import Json
 _DISTINCT = ("null", "boolean", "string", "array", "object")
 _MAX_REFERENCES = 20
 _COUNTS = frozenset(("minContains", "maxContains"))
+_OF_REST = frozenset(("additionalProperties", "items", "additionalItems"))
 
 # Resolves a reference at a pointer: returns the schema and its pointer.
 Resolve = Callable[[str], Json]
@@ -32,30 +34,44 @@ class NoNegation(Exception):
     """The negation cannot be expressed; the message names the keyword that prevents it."""
 
 
-def negation(schema: Json, resolve: Resolve, draft: Draft, depth: int = 0) -> Json:
-    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation."""
-    if isinstance(schema, bool):
-        return not schema
+class _Within(NamedTuple):
+    """What a negation depends on. `beside`: a raw schema that holds of the same values, too."""
+
+    resolve: Resolve
+    draft: Draft
+    beside: Json
+
+
+def negation(schema: Json, resolve: Resolve, draft: Draft, beside: Json = True) -> Json:
+    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation.
+
+    beside: what holds of the same values, too: it may say which keys and items there are
+    """
+    return _negation(schema, _Within(resolve, draft, beside), 0)
+
+
+def _negation(schema: Json, within: _Within, depth: int) -> Json:
+    if isinstance(schema, bool) or within.beside is False:
+        return schema is False and within.beside is not False
     if depth > _MAX_REFERENCES:
         raise NoNegation("$ref")
     refusals: list[Json] = []
-    for keyword, value in draft.read(schema).items():
-        if draft.ignores(keyword, value):
+    for keyword, value in within.draft.read(schema).items():
+        if within.draft.ignores(keyword, value):
             raise NoNegation(keyword)
-        if is_annotation(keyword) or (keyword in _COUNTS and "contains" not in schema):
-            continue
-        if keyword == "contains" and not schema.keys() & _COUNTS:
-            items = negation(value, resolve, draft, depth + 1)
-            refusals.append({"type": "array", "items": items})
-            continue
-        refusals.append(_of_keyword(keyword, value, resolve, draft, depth + 1))
+        is_said = not is_annotation(keyword) and not (keyword in _OF_REST and value is True)
+        if is_said and not (keyword in _COUNTS and "contains" not in schema):
+            refusals.append(_of_keyword(keyword, schema, within, depth + 1))
     return _any_of(refusals)
 
 
-def _of_keyword(keyword: str, value: Json, resolve: Resolve, draft: Draft, depth: int) -> Json:
+def _of_keyword(keyword: str, schema: dict[str, Json], within: _Within, depth: int) -> Json:
+    value = schema[keyword]
+    # What holds beside the whole does not hold of its members.
+    inside = within._replace(beside=True)
     match keyword:
         case "type":
-            return _not_types(value)
+            return _not_types(value, _types_of(within.beside, within))
         case "const" | "enum":
             return _not_values([value] if keyword == "const" else value)
         case "pattern":
@@ -66,17 +82,76 @@ def _of_keyword(keyword: str, value: Json, resolve: Resolve, draft: Draft, depth
             return _any_of(
                 {"type": "object", "required": [name], "properties": {name: refused}}
                 for name, inner in value.items()
-                if (refused := negation(inner, resolve, draft, depth)) is not False
+                if (refused := _negation(inner, _within_member(within, name), depth)) is not False
             )
+        case "additionalProperties" if "patternProperties" not in schema and value is False:
+            return _with_other_keys(schema.get("properties", {}), within)
+        case "items" if not isinstance(value, list) and "prefixItems" not in schema:
+            return _with_other_items(value, within)
+        case "contains" if not schema.keys() & _COUNTS:
+            return {"type": "array", "items": _negation(value, inside, depth)}
         case "anyOf":
-            return _all_of(negation(inner, resolve, draft, depth) for inner in value)
+            return _all_of(_negation(inner, within, depth) for inner in value)
         case "allOf":
-            return _any_of(negation(inner, resolve, draft, depth) for inner in value)
+            return _any_of(_negation(inner, within, depth) for inner in value)
         case "not":
             return value
         case "$ref":
-            return negation(resolve(value), resolve, draft, depth)
+            return _negation(within.resolve(value), within, depth)
     return _beyond_bound(keyword, value)
+
+
+def _with_other_keys(declared: Iterable[str], within: _Within) -> Json:
+    """Objects with a key that is not declared, of those that hold beside. Raises NoNegation."""
+    for each in _conjuncts(within.beside, within, 0):
+        if _is_closed(each):
+            others = [key for key in each.get("properties", ()) if key not in declared]
+            return _any_of({"type": "object", "required": [key]} for key in others)
+    raise NoNegation("additionalProperties")
+
+
+def _is_closed(schema: dict[str, Json]) -> bool:
+    return schema.get("additionalProperties", True) is False and "patternProperties" not in schema
+
+
+def _with_other_items(items: Json, within: _Within) -> Json:
+    """Arrays with an item of another type, of those that hold beside. Raises NoNegation."""
+    types = _types_of(items, within)
+    for each in _conjuncts(within.beside, within, 0):
+        if "prefixItems" not in each and isinstance(each.get("items"), dict):
+            others = _types_of(each["items"], within)
+            if types and others and not _with_number(types) & _with_number(others):
+                return {"type": "array", "minItems": 1}
+    raise NoNegation("items")
+
+
+def _conjuncts(schema: Json, within: _Within, depth: int) -> Iterator[dict[str, Json]]:
+    """The raw schemas that hold where this one does."""
+    if isinstance(schema, dict) and depth <= _MAX_REFERENCES:
+        schema = within.draft.read(schema)
+        yield schema
+        referred = [within.resolve(schema["$ref"])] if "$ref" in schema else []
+        for each in (*referred, *schema.get("allOf", ())):
+            yield from _conjuncts(each, within, depth + 1)
+
+
+def _within_member(within: _Within, name: str) -> _Within:
+    for each in _conjuncts(within.beside, within, 0):
+        if name in each.get("properties", ()):
+            return within._replace(beside=each["properties"][name])
+        if _is_closed(each):
+            return within._replace(beside=False)
+    return within._replace(beside=True)
+
+
+def _types_of(schema: Json, within: _Within) -> set[str]:
+    """All types that a schema allows, where it names some; else none."""
+    for each in _conjuncts(schema, within, 0):
+        types = each.get("type")
+        if types is not None:
+            nullable = {"null"} if each.get("nullable") is True else set()
+            return {*([types] if isinstance(types, str) else types), *nullable}
+    return set()
 
 
 def _beyond_bound(keyword: str, value: Json) -> Json:
@@ -102,12 +177,19 @@ def _beyond_bound(keyword: str, value: Json) -> Json:
     raise NoNegation(keyword)
 
 
-def _not_types(value: Json) -> Json:
+def _with_number(types: set[str]) -> set[str]:
+    return types | ({"number"} if "integer" in types else set())
+
+
+def _not_types(value: Json, beside: set[str]) -> Json:
+    """The other types. `beside`: those that there are at all; none: any."""
     named = set(value if isinstance(value, list) else [value])
-    if "integer" in named and "number" not in named:
-        raise NoNegation("type")
     others = [name for name in _DISTINCT if name not in named]
-    if "number" not in named:
+    if "integer" in named and "number" not in named:
+        # What is no integer may be a number that no schema tells from one.
+        if not beside or "number" in beside:
+            raise NoNegation("type")
+    elif "number" not in named:
         others.append("number")
     return {"type": others} if others else False
 

@@ -1,9 +1,10 @@
 """The arguments of the rewriters of single keywords."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from constraints.grammars.schema.disjoint import Pairs
 from constraints.grammars.schema.reading import Json, below
 
 # What the engine is told of neither: keywords for which texts are watched beside it.
@@ -19,6 +20,10 @@ class SchemaRewriter(Protocol):
     @property
     def watches(self) -> bool:
         """Whether texts are watched for what the engine does not remember."""
+
+    @property
+    def overlaps(self) -> Mapping[str, Pairs]:
+        """By the pointer of a `oneOf`, its options that may have values in common."""
 
     def refuse(self, pointer: str, reason: str) -> None:
         """Raises NotEnforced; in a lenient schema, records it."""
@@ -46,6 +51,9 @@ class SchemaRewriter(Protocol):
 
     def negated(self, value: Json, place: str) -> Json:
         """The negation of a raw schema; None if it was refused."""
+
+    def opposite(self, value: Json, place: str, beside: Json = True) -> Json:
+        """The negation of a raw schema, beside another one. Raises NoNegation."""
 
     def probe(self, value: Json, place: str) -> None:
         """Check a raw schema for errors, without a result."""

@@ -6,14 +6,16 @@
 What cannot be expressed is refused with its pointer or, in a lenient schema, dropped and reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.grammars.look_around import looks_around
 from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import containers, logic, scalars
 from constraints.grammars.schema.dialects import NULL, bare, in_lower_case, is_nullable
+from constraints.grammars.schema.disjoint import Pairs
 from constraints.grammars.schema.keywords import (
     ANNOTATIONS,
     CONTENT,
@@ -72,21 +74,31 @@ def rewrite(
     lenient: bool = False,
     translate: Callable[[str], str] = _whole,
     watches: bool = True,
+    overlaps: Mapping[str, Pairs] = MappingProxyType({}),
 ) -> Rewritten:
     """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex.
 
-    watches: whether texts can be watched for what the engine does not remember
+    watches:  whether texts can be watched for what the engine does not remember
+    overlaps: by the pointer of a `oneOf`, its options that may have values in common
     """
-    return _Rewriter(in_lower_case(document), lenient, translate, watches=watches).rewrite()
+    rewriter = _Rewriter(in_lower_case(document), lenient, translate, overlaps, watches=watches)
+    return rewriter.rewrite()
 
 
 class _Rewriter:
     """Rewrites one document, from the root through all references."""
 
     def __init__(
-        self, document: Json, lenient: bool, translate: Callable[[str], str], *, watches: bool
+        self,
+        document: Json,
+        lenient: bool,
+        translate: Callable[[str], str],
+        overlaps: Mapping[str, Pairs],
+        *,
+        watches: bool,
     ) -> None:
         self.watches = watches
+        self.overlaps = overlaps
         self._document = document
         self._translate = translate
         self._lenient = lenient
@@ -258,6 +270,14 @@ class _Rewriter:
 
     def negated(self, value: Json, place: str) -> Json:
         """The negation of a raw schema; None if it was refused."""
+        try:
+            return self.opposite(value, place)
+        except NoNegation as reason:
+            self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
+            return None
+
+    def opposite(self, value: Json, place: str, beside: Json = True) -> Json:
+        """The negation of a raw schema, beside another one. Raises NoNegation."""
         self.probe(value, place)
         followed = 0
 
@@ -268,11 +288,7 @@ class _Rewriter:
                 raise NoNegation("$ref")
             return self.raw(self.resolve(reference, place))
 
-        try:
-            return negation(value, resolve, self._references.draft(place))
-        except NoNegation as reason:
-            self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
-            return None
+        return negation(value, resolve, self._references.draft(place), beside)
 
     def probe(self, value: Json, place: str) -> None:
         """Check a raw schema for wrong values of keywords, which negation would miss."""
