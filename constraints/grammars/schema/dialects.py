@@ -2,7 +2,7 @@
 
     {"type": "string", "nullable": true}  ->  {"type": ["string", "null"]}
     {"$ref": "#/a", "nullable": true}     ->  {"anyOf": [{"$ref": "#/a"}, {"type": "null"}]}
-    {"type": "STRING"}                    ->  {"type": "string"}
+    {"type": "STRING", "maxLength": "3"}  ->  {"type": "string", "maxLength": 3}
 
 Beside an `enum` null has to be listed, as OpenAPI 3.0.3 says.
 """
@@ -11,6 +11,9 @@ from constraints.grammars.schema.keywords import is_annotation
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.references import with_subschemas
 
+_COUNTS = frozenset(
+    f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties")
+)
 NULL: dict[str, Json] = {"type": "null"}
 
 
@@ -29,13 +32,16 @@ def bare(schema: dict[str, Json]) -> tuple[dict[str, Json], bool]:
 
 
 def in_lower_case(document: Json) -> Json:
-    """A document whose types are not in capitals."""
+    """A document whose types are not in capitals, and beside these no counts in strings."""
     if not isinstance(document, dict):
         return document
     schema = with_subschemas(document, in_lower_case)
     types = schema.get("type")
     if isinstance(types, str) and types.isupper():
         schema["type"] = types.lower()
+        for key in _COUNTS & schema.keys():
+            if isinstance(schema[key], str) and schema[key].isdecimal():
+                schema[key] = int(schema[key])
     return schema
 
 

@@ -83,7 +83,7 @@ class _Finding:
             longest=min(longest, default=None) if wanted else None,
             least=max(least, default=0),
             most=min(most, default=None),
-            **(_names(objects) if least or most else {}),
+            **(_keys(objects) if least or most else {}),
             properties=dict(self._members(objects)),
             rest=self._others(objects),
             prefix=tuple(self._first_items(arrays)),
@@ -139,15 +139,14 @@ class _Finding:
                     self._refuse(schema, keyword)
         return found
 
-    def _members(self, objects: list[_Certain]) -> Iterator[tuple[str, int]]:
+    def _members(self, objects: list[_Certain]) -> Iterator[tuple[str, int | None]]:
         for name in {name: 0 for schema, _ in objects for name in schema.get("properties", ())}:
             number = self.place(
                 _said(inside, is_certain)
                 for schema, is_certain in objects
                 for inside in _of_member(schema, name)
             )
-            if number is not None:
-                yield name, number
+            yield name, number
 
     def _others(self, objects: list[_Certain]) -> int | None:
         return self.place(
@@ -196,7 +195,7 @@ def bound(root: Json, definitions: dict[str, Json]) -> None:
                 most = _num_values(part.get("items", True), definitions)
                 if most is not None:
                     part["maxItems"] = min(most, part.get("maxItems", most))
-            names = _names([(part, True)]).get("names", part)
+            names = _keys([(part, True)]).get("names", part)
             if names is not part and len(names) < part[WATCH].get("minProperties", 0):
                 part["allOf"] = [*part.get("allOf", ()), {"type": [*_NO_OBJECTS]}]
 
@@ -217,16 +216,18 @@ def _num_values(schema: Json, definitions: dict[str, Json], depth: int = 0) -> i
     return min((each for each in found if each is not None), default=None)
 
 
-def _names(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:
-    """All keys of an object and those that it requires, where one schema lists them."""
+def _keys(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:
+    """The keys that an object has to have, and all of them where one schema lists these."""
+    all_required = [schema.get("required", ()) for schema, is_certain in objects if is_certain]
+    required = tuple(dict.fromkeys(name for names in all_required for name in names))
     saying = [schema for schema, _ in objects if schema.keys() & _OF_OBJECTS]
     if len(saying) != 1 or "patternProperties" in saying[0]:
-        return {}
+        return {"required": required}
     if saying[0].get("additionalProperties", True) is not False:
-        return {}
+        return {"required": required}
     properties = saying[0].get("properties", {})
     names = tuple(name for name, inner in properties.items() if inner is not False)
-    return {"names": names, "required": tuple(saying[0].get("required", ()))}
+    return {"names": names, "required": required}
 
 
 def _supply_of(schema: Json, definitions: dict[str, Json], depth: int = 0) -> Supply:

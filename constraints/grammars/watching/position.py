@@ -6,6 +6,7 @@ what watches forbid is found: a byte that ends an item which is there already, a
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -160,13 +161,14 @@ class Position:
     @property
     def has_name_left(self) -> bool:
         """Whether a key that begins or has begun may lead to the end of an object of few names."""
-        if self.mode not in (Mode.KEY, Mode.IN_KEY) or not self.frames[-1].watch.names:
+        if self.mode not in (Mode.KEY, Mode.IN_KEY):
             return True
         frame = self.frames[-1]
-        if self.mode is Mode.KEY and not frame.seen and not frame.watch.least:
+        names = _names_left(frame)
+        if names is None or (self.mode is Mode.KEY and not frame.seen and not frame.watch.least):
             return True
         begun = b"" if self.mode is Mode.KEY else self.text[self.start + 1 :]
-        return any(name.encode().startswith(begun) for name in _names_left(frame))
+        return any(name.encode().startswith(begun) for name in names)
 
     @property
     def has_value_left(self) -> bool | None:
@@ -296,9 +298,8 @@ class _Reading:
         if frame.watch is _UNWATCHED:
             return True
         key = json.loads(self._text[self._start : self._at])
-        if frame.watch.names and key not in _names_left(frame):
-            return False
-        if key in frame.seen:
+        names = _names_left(frame)
+        if key in frame.seen or (names is not None and key not in names):
             return False
         counted = {key} if frame.watch.is_watched else frozenset()
         frame = frame._replace(number=frame.watch.member(key), seen=frame.seen | counted)
@@ -407,17 +408,20 @@ def _is_full(frame: Frame) -> bool:
     return frame.watch.most is not None and len(frame.seen) >= frame.watch.most
 
 
-def _names_left(frame: Frame) -> list[str]:
-    """The listed names that may be the next key, so that neither too few nor too many follow."""
+def _names_left(frame: Frame) -> Collection[str] | None:
+    """What may be the next key, so that neither too few nor too many follow; None: any."""
     watch = frame.watch
+    missing = {*watch.required} - frame.seen
+    if watch.most is not None and len(frame.seen) + len(missing) >= watch.most:
+        return missing
+    if not watch.names:
+        return None
     last = max((watch.names.index(name) for name in frame.seen), default=-1)
     later = watch.names[last + 1 :]
-    most = len(watch.names) if watch.most is None else watch.most
     return [
         name
         for index, name in enumerate(later)
         if len(frame.seen) + len(later) - index >= watch.least
-        and len(frame.seen) + 1 + len({*later[index + 1 :]} & {*watch.required}) <= most
     ]
 
 

@@ -43,7 +43,7 @@ class Watch:
     least:          the fewest keys of an object
     most:           the most keys of an object; None: any number
     names:          all keys that it may have, in their order, where they are listed
-    required:       those of them that it must have
+    required:       the keys that it has to have, where there is a most
     properties:     the places of members
     rest:           that of all other members
     prefix:         the places of the first items
@@ -59,7 +59,7 @@ class Watch:
     most: int | None = None
     names: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    properties: dict[str, int] = field(default_factory=dict)
+    properties: dict[str, int | None] = field(default_factory=dict)
     rest: int | None = None
     prefix: tuple[int | None, ...] = ()
     items: int | None = None

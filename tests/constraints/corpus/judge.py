@@ -70,11 +70,17 @@ def _checker() -> jsonschema.FormatChecker:
         for name, least in ((f"int{size}", -1 << size - 1), (f"uint{size}", 0)):
             most = least + (1 << size) - 1
             checker.checks(name, raises=ValueError)(
-                lambda value, least=least, most=most: (
-                    not _is_number(value) or (value == int(value) and least <= value <= most)
-                )
+                lambda value, least=least, most=most: _is_within(value, least, most)
             )
     return checker
+
+
+def _is_within(value: Any, least: int, most: int) -> bool:
+    """Of a number, or of a string of digits."""
+    if isinstance(value, str):
+        is_number = re.fullmatch(r"-?[1-9]\d*|0", value, re.ASCII) is not None
+        return is_number and least <= int(value) <= most
+    return not _is_number(value) or (value == int(value) and least <= value <= most)
 
 
 def _is_number(value: Any) -> bool:
@@ -90,7 +96,7 @@ class Judge:
     _FORMATS = _checker()
 
     def __init__(self, schema: Any) -> None:
-        spelt = json.loads(json.dumps(schema), parse_float=Decimal)
+        spelt = json.loads(json.dumps(with_counts(schema)), parse_float=Decimal)
         said = _for_python(spelt)
         kinds = [jsonschema.Draft202012Validator, jsonschema.Draft201909Validator]
         # Many schemas that name no draft have a list of `items`, as up to 2019-09.
@@ -108,6 +114,17 @@ class Judge:
 
 def _is_schema(kind: type[jsonschema.Validator], schema: Any) -> bool:
     return bool(kind(kind.META_SCHEMA).is_valid(schema))
+
+
+def with_counts(schema: Any) -> Any:
+    """The schema with counts as numbers, which Gemini has in strings."""
+
+    def read(part: dict[str, Any]) -> dict[str, Any]:
+        written = {key: value for key, value in part.items() if key[:3] in ("min", "max")}
+        counts = {key: value for key, value in written.items() if isinstance(value, str)}
+        return part | {key: int(value) for key, value in counts.items() if value.isdecimal()}
+
+    return json.loads(json.dumps(schema), object_hook=read)
 
 
 def _for_python(schema: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from constraints.matcher import Language, Matcher
 
 # The most pieces of texts that are tried.
-_MAX_TRIES = 2000
+_MAX_TRIES = 10_000
 
 
 def spelt(value: Any) -> str:

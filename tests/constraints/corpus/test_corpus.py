@@ -20,7 +20,7 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from tests.constraints.cases import demo_vocabulary, drawn, language_of, needed_len, text_of
 from tests.constraints.corpus.instances import Instances
-from tests.constraints.corpus.judge import Judge
+from tests.constraints.corpus.judge import Judge, with_counts
 from tests.constraints.corpus.pydantic_models import schemas
 from tests.constraints.corpus.random_schemas import any_value, whole_schema
 from tests.constraints.corpus.schemas import FOLDER, SOURCES, compiled, read, verdicts_of
@@ -120,7 +120,7 @@ def compare(
 
 def values_of(schema: Any, language: GrammarLanguage, draw: random.Random) -> list[Any]:
     """Drawn from the schema and from its masks, and as many with one change."""
-    instances = Instances(schema, draw)
+    instances = Instances(with_counts(schema), draw)
     values = [instances.value() for _ in range(_NUM_DRAWN)]
     for seed in range(2):
         text = walk(language, np.random.default_rng(seed), 60)

@@ -57,11 +57,15 @@ def legal(matcher: Matcher) -> list[int]:
 
 
 def walk(language: Language, draw: np.random.Generator, max_len: int) -> str | None:
-    """A text drawn token by token from masks alone; None if it did not end in time."""
+    """A text drawn token by token from masks alone; None if it did not end (in time)."""
     matcher = language.matcher()
     tokens: list[int] = []
     while len(tokens) < max_len:
-        token = int(draw.choice(legal(matcher)))
+        allowed = legal(matcher)
+        if not allowed:
+            assert language.may_have_dead_ends
+            return None
+        token = int(draw.choice(allowed))
         if token == END_ID:
             return b"".join(byte_vocabulary().tokens[each] for each in tokens).decode()
         matcher.advance(token)

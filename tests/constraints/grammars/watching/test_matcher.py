@@ -395,6 +395,7 @@ def test_members_are_watched_by_their_names() -> None:
         }
     )
     assert accepts(language, '{"a":[1],"b":[1,1],"c":[[1],[1]]}')
+    assert accepts(language, '{"b":[[1,1]],"c":[[1]]}')
     assert not accepts(language, '{"a":[1,1]}')
     assert not accepts(language, '{"b":[],"c":[[1,1]]}')
     assert not accepts(language, '{"\\t":[[1,1]]}')
