@@ -162,7 +162,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"l": {"type": "array", "contains": {"const": 1}}}, "/properties/l/contains"),
     ({"o": {"type": "object", "minProperties": 2}}, "/properties/o/minProperties"),
     (
-        {"a": {"oneOf": [{"required": ["b"]}, {"required": ["c"]}]}},
+        {"a": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
         "/properties/a/oneOf",
     ),
 ]
