@@ -22,7 +22,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask
-from constraints.errors import ConstraintError, EngineFailed, IllegalToken
+from constraints.errors import ConstraintError, EngineFailed, IllegalToken, TooComplex
 from constraints.grammars.deterministic_suffix import deterministic_suffix_of
 from constraints.grammars.limits import Limits
 from constraints.guiding.alphabet import as_bytes, byte_vocabulary, in_bytes
@@ -322,8 +322,12 @@ class GrammarMatcher:
     def shortest(
         self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
     ) -> tuple[int, ...] | None:
-        """Tokens that complete the text from here, at most `max_len`; None: none found."""
+        """Tokens that complete the text from here, at most `max_len`; None: none found.
+
+        Raises TooComplex where the engine compiles a constraint that it then cannot follow.
+        """
         language = self._language
+        failure: EngineFailed | None = None
         known = None if self._made else language.first_completion
         if known is not None and len(known) <= max_len:
             return known
@@ -337,7 +341,11 @@ class GrammarMatcher:
         if language.has_json:
             # The engine for searches is compiled later.
             before = text_of(tuple(self._made), language.vocabulary)
-            found = dive(self, language.vocabulary, max_len, language.hints.all(), before)
+            try:
+                found = dive(self, language.vocabulary, max_len, language.hints.all(), before)
+            except EngineFailed as error:
+                found = None
+                failure = error
             if found is not None:
                 if not self._made:
                     language.first_completion = found
@@ -353,8 +361,11 @@ class GrammarMatcher:
             is_patient=not self._made,
             num_failed=num_failed,
         )
-        if found is not None and not self._made:
-            language.first_completion = found
+        if self._made:
+            return found
+        if found is None and failure is not None:
+            raise TooComplex(f"the constraint cannot be followed: {failure}") from failure
+        language.first_completion = found
         return found
 
     def _bytewise(self) -> "GrammarMatcher | None":

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from constraints.bitmask import allowed_ids
-from constraints.errors import EngineFailed, IllegalToken
+from constraints.errors import IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.completion import KnownCompletion, completes, spelled, text_of
 from constraints.matcher import Matcher
@@ -44,10 +44,11 @@ def dive(
     """Tokens that complete the text, at most `max_len`; None: none found this way.
 
     before: the text so far
+    Raises EngineFailed where the engine cannot follow it.
     """
     try:
         made = _Dive(matcher.fork(), vocabulary, hints).to_the_end(before)
-    except (EngineFailed, IllegalToken):
+    except IllegalToken:
         return None
     if made is None:
         return None
