@@ -18,7 +18,7 @@ from constraints.grammars.regex import searching
 from constraints.grammars.schema import formats
 from constraints.grammars.schema.keywords import is_annotation
 from constraints.grammars.schema.place import Handler, Place
-from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.reading import Json, below
 from constraints.grammars.schema.scalars import engine_pattern
 
 _MAX_REFERENCES = 20
@@ -38,35 +38,46 @@ def pattern_properties(place: Place, value: Json, pointer: str) -> None:
     """The keyword's handler; also for patterns that another keyword brings."""
     if len(value) > _MAX_PATTERNS:
         raise TooComplex(f"{pointer}: more than {_MAX_PATTERNS} patterns of one object")
-    rewritten = place.map(value, pointer)
     enforced = [each for each in value if engine_pattern(place, each, pointer) is not None]
     allowed = _patterns_of(_names(place, pointer))
     patterns: dict[str, Json] = {}
     for inside, outside in _cells(place, enforced):
-        parts = [rewritten[each] for each in inside]
-        rule: Json = parts[0] if len(parts) == 1 else {"allOf": parts}
-        if _has_named_alone(place, [*allowed, *inside], outside):
-            _put_named(place, [*allowed, *inside], outside, rule)
+        named = _named_alone(place, [*allowed, *inside], outside)
+        if named is not None:
+            _put_named(place, {name: _rule(place, value, inside, pointer) for name in named})
             continue
         translated = engine_pattern(place, _cell([*allowed, *inside], outside), pointer)
         if translated is not None:
-            patterns[translated] = rule
+            patterns[translated] = _rule(place, value, inside, pointer)
     # Other keywords may have been handled before.
     place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
 
 
-def _has_named_alone(place: Place, inside: Sequence[str], outside: Collection[str]) -> bool:
-    """Whether all keys of a cell are named, or there are none; the engine breaks behind them."""
+def _rule(place: Place, value: Json, inside: Sequence[str], pointer: str) -> Json:
+    """What holds of the keys of a cell; each has one of its own, which later steps change."""
+    parts = [place.rewriter.schema(value[each], below(pointer, each)) for each in inside]
+    return parts[0] if len(parts) == 1 else {"allOf": parts}
+
+
+def _named_alone(place: Place, inside: Sequence[str], outside: Collection[str]) -> list[str] | None:
+    """The keys of a cell if all are named, behind which the engine breaks. None: there are more."""
     named = _named(place)
     try:
         if not _has_keys(place, inside, outside):
-            return True
+            return []
         found = searching(_cell(inside, outside))
         if found is None or not named or not _is_finite(found):
-            return False
-        return not _has_keys(place, inside, [*outside, _one_of(named)])
+            return None
+        if _has_keys(place, inside, [*outside, _one_of(named)]):
+            return None
     except NotEnforced:
-        return False
+        return None
+    return [
+        name
+        for name in named
+        if all(is_found(each, name) for each in inside)
+        and not any(is_found(each, name) for each in outside)
+    ]
 
 
 def _is_finite(pattern: Pattern) -> bool:
@@ -74,17 +85,11 @@ def _is_finite(pattern: Pattern) -> bool:
     return not is_endless and all(map(_is_finite, children(pattern)))
 
 
-def _put_named(place: Place, inside: Sequence[str], outside: Collection[str], rule: Json) -> None:
-    """The rule of a cell for each of its keys by name."""
-    names = [
-        name
-        for name in _named(place)
-        if all(is_found(each, name) for each in inside)
-        and not any(is_found(each, name) for each in outside)
-    ]
-    if names:
-        place.out["properties"] = dict.fromkeys(names, True) | place.out.get("properties", {})
-        place.also.append({"properties": dict.fromkeys(names, rule)})
+def _put_named(place: Place, rules: dict[str, Json]) -> None:
+    """The rules of keys by name."""
+    if rules:
+        place.out["properties"] = dict.fromkeys(rules, True) | place.out.get("properties", {})
+        place.also.append({"properties": rules})
 
 
 def _named(place: Place) -> list[str]:
@@ -224,11 +229,12 @@ def _names_by_patterns(place: Place, allowed: list[str], pointer: str) -> None:
     if declared:
         outside.append(_one_of(declared))
     translated = engine_pattern(place, _cell(allowed, outside), pointer)
-    rule = place.rewriter.schema(rest, pointer)
-    if _has_named_alone(place, allowed, outside):
-        _put_named(place, allowed, outside, rule)
+    alone = _named_alone(place, allowed, outside)
+    if alone is not None:
+        _put_named(place, {name: place.rewriter.schema(rest, pointer) for name in alone})
     elif translated is not None and rest is not False:
-        place.out["patternProperties"] = place.out.get("patternProperties", {}) | {translated: rule}
+        others = {translated: place.rewriter.schema(rest, pointer)}
+        place.out["patternProperties"] = place.out.get("patternProperties", {}) | others
     place.out["additionalProperties"] = False
 
 
