@@ -54,19 +54,11 @@ WORKERS ?= 3
 KERNELS_VENV := .venv-kernels
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-test: install $(KERNELS_VENV)/.installed  ## Run every test.
+# The kernels' tests come behind the others: some of these measure, and have to be alone.
+test: install  ## Run every test.
 	@echo "Running the tests ..."
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-all-but-kernels test-kernels-beside
-
-.PHONY: test-all-but-kernels test-kernels-beside
-test-all-but-kernels:
 	@$(PYTEST) -m "not gpu and not nightly" --ignore tests/router/text/test_real_templates.py
-
-# They take the time that others leave over.
-test-kernels-beside:
-	@mkdir -p build
-	@nice -n 10 env $(KERNEL_TESTS) -m "not nightly" > build/kernels.log 2>&1 || { cat build/kernels.log; exit 1; }
-	@echo "Kernels: $$(tail -n 1 build/kernels.log)"
+	@$(MAKE) --no-print-directory test-kernels
 
 # Those that took the least when they ran here last (tests/durations.py).
 test-fast: install  ## Run the quick tests.

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "completions, penalties": (
         "/v1/completions",
-        {"prompt": "Once", "max_tokens": 30, "frequency_penalty": 0.7, "stop": ["the"]},
+        {"prompt": "Once", "max_tokens": 60, "frequency_penalty": 0.7, "stop": ["zzz"]},
     ),
     "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": 30}),
     "messages": ("/v1/messages", {"messages": TURNS, "max_tokens": 30, "top_k": 20}),
@@ -82,9 +82,10 @@ def test_a_stream_that_moves_is_the_one_that_does_not(
     answer = asked(server, path, body)
     whole = Told()
     whole.read(answer.content)
+    # How many depends on the load: what waits goes out in one write.
     num_outs = answer.content.count(b": tandem out ")
-    assert num_outs > 3
-    for cut in (1, num_outs // 2, num_outs):
+    assert num_outs > 0
+    for cut in {1, max(1, num_outs // 2), num_outs}:
         told = Told()
         told.read(answer.content, cut)
         told.read(asked(server, path, body, told).content)
