@@ -25,6 +25,8 @@ def test_chats_are_found_by_what_was_said_and_renamed(visit: Visit, tmp_path: Pa
     visit.open()
     chats(visit, tmp_path / "chats.json", Sea="Of ships and whales", Land="Of foxes")
     expect(rows).to_have_count(3)
+    # The chat that is shown takes the focus once it is drawn.
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
     page.keyboard.press("Control+k")
     expect(page.get_by_role("searchbox", name="Search chats")).to_be_focused()
     page.keyboard.type("WHALES")
