@@ -113,7 +113,11 @@ class DecodeCall:
         """The answer. Raises AioRpcError, TimeoutError, and EOFError where there will be none."""
         async with asyncio.timeout(timeout_s):
             async with self._writing:
-                await self._call.write(request)
+                try:
+                    await self._call.write(request)
+                except asyncio.InvalidStateError:
+                    # It has ended since it was asked whether it is over: its shard died.
+                    raise EOFError from None
             async with self._reading:
                 answer = await self._call.read()
         if answer is grpc.aio.EOF:

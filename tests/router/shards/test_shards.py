@@ -324,6 +324,22 @@ async def test_a_step_after_a_lost_connection_is_a_message_of_another_call() -> 
         assert (await run(shards, decode(3, 7))).remaining_ids == (7,)
 
 
+async def test_a_message_of_a_call_that_has_just_ended_has_no_answer() -> None:
+    shard = FakeShard()
+    async with connected(shard) as shards:
+        await run(shards, prefill(1, new(1)))
+        await run(shards, decode(2, 1))
+        call = shards._ranks[0]._decode
+        assert call is not None
+        await shard.stop()
+        while not call.is_over:
+            await asyncio.sleep(0)
+
+        # The router looked just before, and the shard died in between.
+        with pytest.raises(EOFError):
+            await call.step(pb.DecodeRequest(epoch=100), 1.0)
+
+
 async def test_an_answer_of_another_epoch_is_dropped() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
