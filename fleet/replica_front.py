@@ -5,7 +5,7 @@
     any other: body -> pieces -> Passage: pick -> forward -> the answer, or on to the next
 
 A request that was cut is sent again where nothing of its answer was passed on. An event stream
-goes on behind what was, if its replica tells what it drew (`fleet/tagged_stream.py`).
+goes on behind what was, if its replica sends its state (`fleet/tagged_stream.py`).
 """
 
 import asyncio

@@ -183,7 +183,7 @@ class ReplicaPool:
 
 
 class ReplicaSource(Protocol):
-    """Where replicas come from: it tells the pool which there are."""
+    """Where replicas come from: it says to the pool which there are."""
 
     async def run(self) -> None:
         """Until it is cancelled. Raises DidNotStart."""

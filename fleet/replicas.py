@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 PIECE_LEN = 256
-# Of one prompt: half a MiB of it tells where it belongs.
+# Of one prompt: half a MiB of it says where it belongs.
 MAX_PIECES = 2048
 LOAD_BOUND = 1.25
 # However few run, a replica may have so many.

@@ -1,11 +1,11 @@
-"""An event stream that can go on at another replica: its replica tells by comments what it drew.
+"""An event stream that can go on at another replica: comments of its replica have its state.
 
     : tandem begin {...}            ids and draws; the next replica needs them
     (events)
     : tandem out INDEX ID,ID,...    the tokens of choice INDEX that the events before it show
 
 The comments stay here. Events wait for the comment behind them, so that what the client has, and
-what the next replica is told that it has, are the same.
+what the next replica takes it to have, are the same.
 """
 
 import orjson
@@ -31,7 +31,7 @@ class TaggedStream:
 
     @property
     def can_move(self) -> bool:
-        """Whether another replica can be told what the client has."""
+        """Whether the state is known that another replica needs."""
         return self._begin is not None
 
     @property
@@ -72,7 +72,7 @@ class TaggedStream:
         self._held.clear()
 
     def so_far(self) -> bytes:
-        """What the next replica is told, in JSON."""
+        """The state for the next replica, in JSON."""
         assert self._begin is not None, "it can move"
         # Of a choice of which nothing has come, there is nothing.
         num_choices = len(orjson.loads(self._begin).get("cached", ()))

@@ -37,7 +37,7 @@ from router.http.lmtp.frames import Prompts
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
-from router.http.migration import CONTINUE_HEADER, FRONT_HEADER, MAX_TOLD_LEN, Migration
+from router.http.migration import CONTINUE_HEADER, FRONT_HEADER, MAX_STATE_LEN, Migration
 from router.http.openai.routes import ChatRoutes, CompletionRoutes
 from router.http.operations import ConstraintRoutes, Judges, OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
@@ -135,7 +135,7 @@ def create_app(
         Resumption(routes, reader, resume_grace_s, services.metrics.stream_resumes),
         Migration(
             routes,
-            BodyReader(max_body_len + MAX_TOLD_LEN, body_timeout_s, cuts),
+            BodyReader(max_body_len + MAX_STATE_LEN, body_timeout_s, cuts),
             parser,
             front_secret,
             _replica_fingerprint(services),

@@ -1,10 +1,10 @@
 """The front of several replicas at the door: who it is, and streams that it brings from elsewhere.
 
-    X-Tandem-Front: SECRET    the stream tells what another replica needs (`router/http/moving.py`)
-    X-Tandem-Continue: N      the body's first N bytes are what another one told
+    X-Tandem-Front: SECRET    the stream has its state between its events (`router/http/moving.py`)
+    X-Tandem-Continue: N      the body's first N bytes are the state at another one
     X-Tandem-Migrate: any     it goes on here even if this replica would answer otherwise
 
-Other clients' streams tell nothing, and none of them may bring one.
+Other clients' streams have no such state, and none of them may bring one.
 """
 
 import re
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.bodies import BodyReader, ParserThread
 from router.http.errors import HttpError
-from router.http.moving import END_ID, Begin, MovingStream, Told
+from router.http.moving import END_ID, Begin, MovingStream, StreamState
 from router.http.request_record import RequestRecord
 from router.http.schema import parse
 from router.http.server.access import refuse
@@ -28,14 +28,14 @@ CONTINUE_HEADER = "x-tandem-continue"
 _MIGRATE_HEADER = "x-tandem-migrate"
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 # Beside a body: the ids of two million tokens.
-MAX_TOLD_LEN = 1 << 24
+MAX_STATE_LEN = 1 << 24
 
 
 class Migration:
     """ASGI middleware, inside that of the keys.
 
     `fingerprint` is of all that decides the bytes of an answer beside the request. Without `secret`
-    nobody is the front. `bodies` has room for MAX_TOLD_LEN more than a body.
+    nobody is the front. `bodies` has room for MAX_STATE_LEN more than a body.
     """
 
     def __init__(
@@ -84,25 +84,25 @@ class Migration:
         """
         record = RequestRecord.within(scope)
         assert record is not None, "the access log is around it"
-        told_len = headers.get(CONTINUE_HEADER)
-        if told_len is None:
+        state_len = headers.get(CONTINUE_HEADER)
+        if state_len is None:
             root = secrets.token_hex(16)
             begin = Begin(root=root, asked_s=record.asked_s, fingerprint=self._fingerprint)
             record.move(begin.root, begin.asked_s, MovingStream(begin, None))
             return receive
         body = await self._bodies.read(Request(scope, receive))
-        if not _NUMBER.fullmatch(told_len) or int(told_len) > len(body):
-            raise wrong(CONTINUE_HEADER, f"must be at most the body's {len(body)} bytes", told_len)
-        told = await self._read(body[: int(told_len)])
-        if told.begin.fingerprint != self._fingerprint and headers.get(_MIGRATE_HEADER) != "any":
+        if not _NUMBER.fullmatch(state_len) or int(state_len) > len(body):
+            raise wrong(CONTINUE_HEADER, f"must be at most the body's {len(body)} bytes", state_len)
+        state = await self._read(body[: int(state_len)])
+        if state.begin.fingerprint != self._fingerprint and headers.get(_MIGRATE_HEADER) != "any":
             raise HttpError(
                 409,
                 "replica_differs",
-                f"the stream began at {told.begin.fingerprint}, and this is {self._fingerprint}: "
+                f"the stream began at {state.begin.fingerprint}, and this is {self._fingerprint}: "
                 "it would not go on as it began",
             )
-        record.move(told.begin.root, told.begin.asked_s, MovingStream(told.begin, told))
-        rest = [body[int(told_len) :]]
+        record.move(state.begin.root, state.begin.asked_s, MovingStream(state.begin, state))
+        rest = [body[int(state_len) :]]
 
         async def receive_rest() -> Message:
             if not rest:
@@ -111,12 +111,12 @@ class Migration:
 
         return receive_rest
 
-    async def _read(self, body: bytes) -> Told:
+    async def _read(self, body: bytes) -> StreamState:
         bounds = self._parser.bounds
-        told, _ = await self._parser.run(len(body), lambda: parse(body, Told, bounds))
-        for made_ids in told.out:
+        state, _ = await self._parser.run(len(body), lambda: parse(body, StreamState, bounds))
+        for made_ids in state.out:
             token_ids = made_ids[:-1] if made_ids[-1:] == [END_ID] else made_ids
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
                 rule = f"must be of token ids below {self._vocab_size}, at the end also {END_ID}"
                 raise wrong("out", rule, made_ids)
-        return told
+        return state

@@ -38,7 +38,7 @@ class Begin(Schema):
     cached: list[int | None] = Field(default_factory=list)
 
 
-class Told(Schema):
+class StreamState(Schema):
     """What a front knows of a stream: how it began, and the ids of each choice."""
 
     begin: Begin
@@ -46,17 +46,17 @@ class Told(Schema):
 
 
 class MovingStream:
-    """A stream that may move: frames around an API's own. `told` is what it goes on from.
+    """A stream that may move: frames around an API's own. `state` is what it goes on from.
 
-    Its sequences are submitted by it, before its first event; then it owns what is told of it.
+    Its sequences are submitted by it, before its first event; then it owns their state.
     """
 
-    def __init__(self, begin: Begin, told: Told | None) -> None:
+    def __init__(self, begin: Begin, state: StreamState | None) -> None:
         self._begin = begin
-        self._told = told
+        self._state = state
         self._frames: Frames[Event] | None = None
         self._accepted: list[Accepted] = []
-        self._is_told = True
+        self._may_move = True
         # Of each choice: prompt tokens that were found in the cache; events that were sent before.
         self._cached: list[int | None] = []
         self._nums_old: list[int] = []
@@ -64,7 +64,7 @@ class MovingStream:
         self._head = b""
 
     def around(self, frames: Frames[Event]) -> Frames[Event]:
-        """These frames, with what the front is told."""
+        """These frames, with the state for the front between them."""
         self._frames = frames
         return self
 
@@ -73,23 +73,25 @@ class MovingStream:
 
         The prompt's log-probabilities are not made again: a stream with them stays where it is.
         """
-        self._is_told = not any(draw.logprobs.prompt for draw in draws)
+        self._may_move = not any(draw.logprobs.prompt for draw in draws)
         self._cached = [None] * len(draws)
         self._nums_old = [0] * len(draws)
-        if self._told is not None:
-            draws = self._going_on(draws, self._told)
+        if self._state is not None:
+            draws = self._going_on(draws, self._state)
         self._accepted = infer.submit(draws)
         self._head = self._beginning()
         return self._accepted
 
-    def _going_on(self, draws: Sequence[GenerateRequest], told: Told) -> list[GenerateRequest]:
-        num_told = len(told.out)
-        if num_told != len(draws) or num_told != len(told.begin.cached) or not self._is_told:
+    def _going_on(
+        self, draws: Sequence[GenerateRequest], state: StreamState
+    ) -> list[GenerateRequest]:
+        num_given = len(state.out)
+        if num_given != len(draws) or num_given != len(state.begin.cached) or not self._may_move:
             rule = f"be of the {len(draws)} choices of a stream that may move"
-            raise InvalidRequest(f"`out` and `cached` must {rule}. Given: {num_told}", "out")
-        self._cached = [*told.begin.cached]
+            raise InvalidRequest(f"`out` and `cached` must {rule}. Given: {num_given}", "out")
+        self._cached = [*state.begin.cached]
         moved = []
-        for choice, (draw, made_ids) in enumerate(zip(draws, told.out, strict=True)):
+        for choice, (draw, made_ids) in enumerate(zip(draws, state.out, strict=True)):
             has_ended = made_ids[-1:] == [END_ID]
             self._nums_old[choice] = _ALL if has_ended else len(made_ids)
             output_ids = tuple(made_ids[:-2] if has_ended else made_ids)
@@ -101,15 +103,15 @@ class MovingStream:
         return moved
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
-        """The frames of what was not sent before, between what is told."""
+        """The frames of what was not sent before, with the state for the front between them."""
         assert self._frames is not None, "it is around them"
-        if not self._is_told:
+        if not self._may_move:
             return self._frames.render(index, burst)
         # One that opens with a burst of its own has one choice.
         choice = index % len(self._accepted)
         if not burst:
             opening = self._frames.render(index, burst)
-            return self._with_head(opening + _out(choice, ()) if self._told is None else b"")
+            return self._with_head(opening + _out(choice, ()) if self._state is None else b"")
         old_len = self._old_len(choice, burst)
         if old_len < len(burst) and self._cached[choice] is None:
             self._cached[choice] = self._accepted[choice].num_cached_tokens
@@ -132,7 +134,7 @@ class MovingStream:
     def fail(self, error: RouterError) -> bytes | None:
         """As the frames do; but where only this server is at fault, the front moves the stream."""
         assert self._frames is not None, "it is around them"
-        if self._is_told and isinstance(error, ServerStopped | Unhealthy):
+        if self._may_move and isinstance(error, ServerStopped | Unhealthy):
             return None
         return self._frames.fail(error)
 
@@ -150,8 +152,8 @@ class MovingStream:
         return len(burst)
 
     def _beginning(self) -> bytes:
-        told = self._begin.model_copy(update={"cached": self._cached}).model_dump()
-        return b": tandem begin %b\n\n" % orjson.dumps(told)
+        begin = self._begin.model_copy(update={"cached": self._cached}).model_dump()
+        return b": tandem begin %b\n\n" % orjson.dumps(begin)
 
     def _with_head(self, data: bytes) -> bytes:
         head = self._head

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.integration.server import FRONT_SECRET, RunningServer
-from tests.router.http.test_moving import Told, by_choice
+from tests.router.http.test_moving import StreamState, by_choice
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def asked(server: RunningServer, path: str, body: Any, told: Told | None = None) -> httpx.Response:
+def asked(
+    server: RunningServer, path: str, body: Any, told: StreamState | None = None
+) -> httpx.Response:
     state = b"" if told is None else told.state
     headers = {"x-tandem-front": FRONT_SECRET, "content-type": "application/json"}
     if told is not None:
@@ -80,13 +82,13 @@ def test_a_stream_that_moves_is_the_one_that_does_not(
 ) -> None:
     path, body = case
     answer = asked(server, path, body)
-    whole = Told()
+    whole = StreamState()
     whole.read(answer.content)
     # How many depends on the load: what waits goes out in one write.
     num_outs = answer.content.count(b": tandem out ")
     assert num_outs > 0
     for cut in {1, max(1, num_outs // 2), num_outs}:
-        told = Told()
+        told = StreamState()
         told.read(answer.content, cut)
         told.read(asked(server, path, body, told).content)
         assert by_choice(told.events) == by_choice(whole.events), f"cut at {cut} of {num_outs}"

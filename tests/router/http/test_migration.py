@@ -12,7 +12,7 @@ from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.integration.server import FRONT_SECRET
 from tests.router.http.harness import House, housing, listening, open_request
-from tests.router.http.test_moving import GENERATE, Told, ask
+from tests.router.http.test_moving import GENERATE, StreamState, ask
 
 BODY: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 6}}
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "stream": True}
@@ -23,9 +23,9 @@ def shard() -> FakeShard:
     return FakeShard(num_blocks=256)
 
 
-async def told_by(house: House, path: str = GENERATE, body: Any = BODY) -> Told:
+async def told_by(house: House, path: str = GENERATE, body: Any = BODY) -> StreamState:
     """What the front knows of a stream of which it has read two tellings."""
-    told = Told()
+    told = StreamState()
     told.read((await ask(house, path, body)).content, 2)
     return told
 
@@ -112,10 +112,10 @@ async def test_what_no_replica_has_told_is_refused(state: Any, place: str) -> No
     assert place in answer.json()["error"]
 
 
-@pytest.mark.parametrize("told_len", ["-1", "²", "1000000", "many", "9" * 5000])
-async def test_a_length_beyond_the_body_is_refused(told_len: str) -> None:
+@pytest.mark.parametrize("state_len", ["-1", "²", "1000000", "many", "9" * 5000])
+async def test_a_length_beyond_the_body_is_refused(state_len: str) -> None:
     async with housing(shard(), front_secret=FRONT_SECRET) as house:
-        headers = {"x-tandem-front": FRONT_SECRET, "x-tandem-continue": told_len.encode()}
+        headers = {"x-tandem-front": FRONT_SECRET, "x-tandem-continue": state_len.encode()}
         async with house.client as client:
             answer = await client.post(GENERATE, json=BODY, headers=headers)  # type: ignore[arg-type]
 

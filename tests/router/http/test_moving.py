@@ -29,7 +29,7 @@ _OWN = re.compile(rb'"work_details":{[^}]*}|"completed_at":\d+')
 
 
 @dataclass
-class Told:
+class StreamState:
     """What a front knows of a stream that it has read so far."""
 
     events: bytes = b""
@@ -60,7 +60,9 @@ class Told:
         return json.dumps({"begin": self.begin, "out": self.out}).encode()
 
 
-async def ask(house: House, path: str, body: Any, told: Told | None = None) -> httpx.Response:
+async def ask(
+    house: House, path: str, body: Any, told: StreamState | None = None
+) -> httpx.Response:
     """As the front asks, for a new stream or for one that goes on."""
     headers = {"x-tandem-front": FRONT_SECRET, "content-type": "application/json"}
     content = json.dumps(body).encode()
@@ -99,13 +101,13 @@ async def check_cuts(path: str, body: Any, texts: Sequence[str], *, everywhere: 
     async with two_houses(*texts) as (one, other):
         answer = await ask(one, path, body)
         assert answer.status_code == 200, answer.text
-        whole = Told()
+        whole = StreamState()
         whole.read(answer.content)
         num_outs = answer.content.count(b": tandem out ")
         assert num_outs >= 4
         some = (num_outs // 3, num_outs)
         for cut in range(1, num_outs + 1) if everywhere else some:
-            told = Told()
+            told = StreamState()
             told.read(answer.content, cut)
             rest = await ask(other, path, body, told)
             assert rest.status_code == 200, rest.text
