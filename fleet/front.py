@@ -17,8 +17,9 @@ from contextlib import closing
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Send
 
+from fleet.application import FrontApplication
 from fleet.errors import FleetError, NoModelNamed, ServerGone, UnknownModel
 from fleet.metrics import FleetMetrics, merge
 from fleet.model_manager import ModelManager
@@ -27,14 +28,12 @@ from fleet.names import PLACEHOLDERS, Model, ModelNames
 from fleet.upstream import forward, send_back, send_request
 from router.http.bodies import (
     BodyReader,
-    ClientLeft,
     ParserThread,
     json_response,
     parse_json,
     unless_disconnected,
 )
-from router.http.errors import Dialect, HttpError, Problem, model_not_found
-from router.http.server.access import AccessRecord
+from router.http.errors import Dialect, HttpError, model_not_found
 from router.http.server.docs import OPENAPI_PATH
 from router.http.server.page import ASSETS_PATH, DOCS_PATH, asset, docs, page, wants_page
 
@@ -225,8 +224,8 @@ def _unhealthy(message: str) -> HttpError:
     return HttpError(503, "healthcheck", message)
 
 
-class Front:
-    """The application; `sockets` serves WebSockets."""
+class Front(FrontApplication):
+    """The front of several models."""
 
     def __init__(
         self,
@@ -238,28 +237,15 @@ class Front:
         bodies: BodyReader,
         parser: ParserThread,
     ) -> None:
+        super().__init__(metrics, sockets)
         self._manager = manager
         self._names = names
         self._front_routes = front_routes
-        self._metrics = metrics
-        self._sockets = sockets
         self._bodies = bodies
         self._parser = parser
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or socket."""
-        if scope["type"] == "websocket":
-            await self._sockets(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            response = await self._front_routes.answer(request)
-            if response is not None:
-                await response(scope, receive, send)
-            else:
-                await self._pass_on(request, send)
-        except HttpError as error:
-            await self._problem(request, error).response()(scope, receive, send)
+    async def _answer(self, request: Request) -> Response | None:
+        return await self._front_routes.answer(request)
 
     async def _pass_on(self, request: Request, send: Send) -> None:
         path = request.scope["path"]
@@ -311,16 +297,6 @@ class Front:
         listed = ", ".join(sorted(allowed))
         message = f"{method} is not a method of {path[:200]}; {listed} would be"
         return HttpError(405, "method_not_allowed", message, headers={"allow": listed})
-
-    def _problem(self, request: Request, error: HttpError) -> Problem:
-        """The error in the dialect of the request's path, counted and logged."""
-        record = AccessRecord.of(request)
-        record.error_type = error.error_type
-        if isinstance(error, FleetError):
-            self._metrics.rejected.inc(error.error_type)
-        if isinstance(error, ClientLeft):
-            _logger.debug("request_id=%s left before its answer began", record.request_id)
-        return Problem.of(error, Dialect.of_path(request.scope["path"]), record.request_id)
 
 
 async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -> Model:

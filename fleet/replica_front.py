@@ -17,8 +17,9 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Send
 
+from fleet.application import FrontApplication
 from fleet.errors import (
     FleetError,
     NoReplica,
@@ -50,7 +51,7 @@ from router.http.bodies import (
     unless_disconnected,
     until_disconnected,
 )
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import HttpError
 from router.http.server.access import AccessRecord
 from router.http.server.auth import LOAD_PATH, UNLOAD_PATH
 
@@ -89,8 +90,8 @@ class MoveRules:
         return [(b"x-tandem-front", self.secret.encode()), *any_]
 
 
-class ReplicaFront:
-    """The application; `sockets` serves WebSockets."""
+class ReplicaFront(FrontApplication):
+    """The front of one model's replicas."""
 
     def __init__(
         self,
@@ -101,32 +102,11 @@ class ReplicaFront:
         parser: ParserThread,
         rules: MoveRules,
     ) -> None:
+        super().__init__(metrics, sockets)
         self._pool = pool
-        self._metrics = metrics
-        self._sockets = sockets
         self._bodies = bodies
         self._parser = parser
         self._rules = rules
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request or socket."""
-        if scope["type"] == "websocket":
-            await self._sockets(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            response = await self._answer(request)
-            if response is not None:
-                await response(scope, receive, send)
-            else:
-                await self._pass_on(request, send)
-        except HttpError as error:
-            record = AccessRecord.of(request)
-            record.error_type = error.error_type
-            if isinstance(error, FleetError):
-                self._metrics.rejected.inc(error.error_type)
-            problem = Problem.of(error, Dialect.of_path(scope["path"]), record.request_id)
-            await problem.response()(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:
         """The front's own answer; None: a replica has it. Raises HttpError."""
