@@ -128,12 +128,3 @@ class Subquery:
     program: Program
     arguments: tuple[object, ...] = ()
     keywords: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-
-
-class HasProgram(Protocol):
-    """A nested query as the annotation of a hole: a decorated function, or an F."""
-
-    @property
-    def program(self) -> Program:
-        """The program that a call of it runs."""
-        ...

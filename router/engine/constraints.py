@@ -247,7 +247,7 @@ class ConstraintCheck:
         except ZygoteFailed:
             self._is_readable = False
         except TimeoutError:
-            pass
+            pass  # they may still come; a check has a patience of its own
 
     async def until_started(self) -> None:
         """The patience for a check begins when there are workers; whether any come, it finds."""

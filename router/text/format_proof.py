@@ -79,9 +79,6 @@ class Verdict:
         return self.calls.is_on and not self.calls.is_proven
 
 
-_PROVEN = PartVerdict(is_on=True, is_proven=True)
-
-
 def unread(reason: str) -> Verdict:
     """Of a template that could not be asked: answers are text, calls have the generic form."""
     off = PartVerdict(is_on=False, is_proven=False, reason=reason)
