@@ -1,5 +1,5 @@
 // The field for the next message. While an answer is written, Enter lets the message wait for its end.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { AttachButton } from "../files/AttachButton";
 import { attached } from "../files/attached";
 import { AttachedFiles } from "../files/AttachedFiles";
@@ -13,7 +13,8 @@ export function Composer() {
   const [isWaiting, setWaiting] = useState(false);
   const isBusy = writing.value !== null;
   const { id } = current.value;
-  useEffect(() => {
+  // With the chat, not a moment behind it: by then, another field may have been chosen.
+  useLayoutEffect(() => {
     field.current?.focus();
     setWaiting(false);
   }, [id]);

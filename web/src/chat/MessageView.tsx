@@ -1,5 +1,5 @@
 // One message of a chat: its text or its tokens, its branches, and what can be done with it.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { SentFiles } from "../files/AttachedFiles";
 import { sentCall } from "../tools/call";
 import { Calls, Results } from "../tools/Calls";
@@ -125,7 +125,7 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
 function Editor({ conversation, message, onEnd }: { conversation: Conversation; message: Message; onEnd: () => void }) {
   const [text, setText] = useState(message.content);
   const field = useRef<HTMLTextAreaElement>(null);
-  useEffect(() => field.current?.focus(), []);
+  useLayoutEffect(() => field.current?.focus(), []);
   const isAnswer = message.role === "assistant";
   function send(): void {
     if (isAnswer) {
