@@ -9,6 +9,7 @@ that exists is valid: constructors check lengths that contradict each other.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -108,6 +109,11 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+# Bytes of a number, by the dtypes that an image's tensors may have.
+IMAGE_DTYPES: Mapping[str, int] = MappingProxyType(
+    {"float32": 4, "bfloat16": 2, "int64": 8, "bool": 1}
+)
+
 # Slots in which a sequence of a model with states works: a step reads one and writes the other.
 NUM_OWN_STATES = 2
 
@@ -117,6 +123,53 @@ class KeptState(NamedTuple):
 
     position: int
     state_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTensor:
+    """An array that a processor made of an image; `data` as in generate.proto.
+
+    Raises ValueError where `data` is not of this dtype and shape.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in IMAGE_DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(IMAGE_DTYPES)}")
+        num_bytes = prod(self.shape) * IMAGE_DTYPES[self.dtype]
+        if len(self.data) != num_bytes:
+            raise ValueError(
+                f"{len(self.data)} bytes are no {self.dtype} of shape {list(self.shape)}:"
+                f" that has {num_bytes}"
+            )
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it shows the image; else it says how that is laid out."""
+        return "float" in self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Tokens [start, start + span_len) of a prompt stand for an image, its break tokens among them.
+
+    digest:  16 bytes, of the file's bytes and of the processor's settings
+    tensors: what the model's class takes beside token ids, by its names; of an image that ends
+        before cached_len those of integers alone
+    """
+
+    digest: bytes
+    start: int
+    span_len: int
+    tensors: Mapping[str, ImageTensor]
+
+    @property
+    def stop(self) -> int:
+        """The position behind it."""
+        return self.start + self.span_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +188,7 @@ class NewSequence:
     position 0. `kept_states`: block boundaries of token_ids behind cached_len, in their order.
     `adapter_id`: the loaded LoRA adapter that it is computed with; None: the model alone.
     `max_drafts`: draft tokens that a step may compute behind its last token.
+    `images`: of the prompt, in its order; none overlaps another.
     """
 
     request_id: int
@@ -153,6 +207,7 @@ class NewSequence:
     kept_states: tuple[KeptState, ...] = ()
     adapter_id: int | None = None
     max_drafts: int = 0
+    images: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
         total_len = len(self.token_ids)
@@ -177,6 +232,14 @@ class NewSequence:
                     f" not in {before + 1}..{total_len}"
                 )
             before = kept.position
+        before = 0
+        for image in self.images:
+            if not before <= image.start < image.stop <= self.prompt_len:
+                raise ValueError(
+                    f"request {self.request_id}: an image of {image.span_len} tokens at"
+                    f" {image.start} is not within {before}..{self.prompt_len}"
+                )
+            before = image.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +384,10 @@ class ModelInfo:
     max_loras:       LoRA adapters that may be loaded at one time
     setup:           a digest of what decides bits beside the executor: versions, checkpoint, flags,
         GPU
+    sees_images:     whether requests may bring images
+    blind_reason:    why not, where the model's class takes them
+    image_token_id:  the token of a span in whose place an image's row goes; None: it does not see
+    images_see_ahead: an image's tokens attend to each other: no chunk may end inside of one
     """
 
     model_id: str
@@ -346,6 +413,10 @@ class ModelInfo:
     keeps_states: bool = False
     max_loras: int = 0
     setup: str = ""
+    sees_images: bool = False
+    blind_reason: str | None = None
+    image_token_id: int | None = None
+    images_see_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,10 @@ class InfoResponse(_message.Message):
     KEEPS_STATES_FIELD_NUMBER: _builtins.int
     MAX_LORAS_FIELD_NUMBER: _builtins.int
     SETUP_FIELD_NUMBER: _builtins.int
+    SEES_IMAGES_FIELD_NUMBER: _builtins.int
+    BLIND_REASON_FIELD_NUMBER: _builtins.int
+    IMAGE_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    IMAGES_SEE_AHEAD_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
     dtype: _builtins.str
@@ -270,6 +274,13 @@ class InfoResponse(_message.Message):
     """LoRA adapters that may be loaded at one time; memory is reserved for them. 0: none."""
     setup: _builtins.str
     """A digest of what decides the bits beside the executor: versions, checkpoint, flags, GPU."""
+    sees_images: _builtins.bool
+    """Whether requests may bring images; else, where the model's class takes them, why not."""
+    blind_reason: _builtins.str
+    image_token_id: _builtins.int
+    """The token of a span in whose place an image's row goes. Absent: it does not see."""
+    images_see_ahead: _builtins.bool
+    """The tokens of an image attend to each other: no chunk may end inside of one."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -302,19 +313,31 @@ class InfoResponse(_message.Message):
         keeps_states: _builtins.bool = ...,
         max_loras: _builtins.int = ...,
         setup: _builtins.str = ...,
+        sees_images: _builtins.bool = ...,
+        blind_reason: _builtins.str | None = ...,
+        image_token_id: _builtins.int | None = ...,
+        images_see_ahead: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason", "_fallback_reason", b"_fallback_reason", "_image_token_id", b"_image_token_id", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "blind_reason", b"blind_reason", "fallback_reason", b"fallback_reason", "image_token_id", b"image_token_id", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_loras", b"max_loras", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "setup", b"setup", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason", "_fallback_reason", b"_fallback_reason", "_image_token_id", b"_image_token_id", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "blind_reason", b"blind_reason", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "image_token_id", b"image_token_id", "images_see_ahead", b"images_see_ahead", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_loras", b"max_loras", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "sees_images", b"sees_images", "setup", b"setup", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__blind_reason: _TypeAlias = _typing.Literal["blind_reason"]  # noqa: Y015
+    _WhichOneofArgType__blind_reason: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason"]  # noqa: Y015
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015
+    _WhichOneofReturnType__image_token_id: _TypeAlias = _typing.Literal["image_token_id"]  # noqa: Y015
+    _WhichOneofArgType__image_token_id: _TypeAlias = _typing.Literal["_image_token_id", b"_image_token_id"]  # noqa: Y015
     _WhichOneofReturnType__weights_bytes: _TypeAlias = _typing.Literal["weights_bytes"]  # noqa: Y015
     _WhichOneofArgType__weights_bytes: _TypeAlias = _typing.Literal["_weights_bytes", b"_weights_bytes"]  # noqa: Y015
     _WhichOneofReturnType__window_len: _TypeAlias = _typing.Literal["window_len"]  # noqa: Y015
     _WhichOneofArgType__window_len: _TypeAlias = _typing.Literal["_window_len", b"_window_len"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__blind_reason) -> _WhichOneofReturnType__blind_reason | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback_reason) -> _WhichOneofReturnType__fallback_reason | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_token_id) -> _WhichOneofReturnType__image_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weights_bytes) -> _WhichOneofReturnType__weights_bytes | None: ...
     @_typing.overload
@@ -948,6 +971,7 @@ class Request(_message.Message):
     KEPT_STATES_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     prompt_len: _builtins.int
     cached_len: _builtins.int
@@ -984,6 +1008,10 @@ class Request(_message.Message):
     def kept_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptState]:
         """Where the state is to be kept while token_ids are computed, in the order of positions."""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """Of the prompt, in its order. A model that does not see refuses them."""
+
     def __init__(
         self,
         *,
@@ -1003,10 +1031,11 @@ class Request(_message.Message):
         kept_states: _abc.Iterable[Global___KeptState] | None = ...,
         adapter_id: _builtins.int | None = ...,
         max_drafts: _builtins.int = ...,
+        images: _abc.Iterable[Global___Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "constraint", b"constraint", "from_state", b"from_state", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "kept_states", b"kept_states", "logprobs", b"logprobs", "max_drafts", b"max_drafts", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "images", b"images", "kept_states", b"kept_states", "logprobs", b"logprobs", "max_drafts", b"max_drafts", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_id: _TypeAlias = _typing.Literal["adapter_id"]  # noqa: Y015
     _WhichOneofArgType__adapter_id: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id"]  # noqa: Y015
@@ -1022,6 +1051,91 @@ class Request(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_len) -> _WhichOneofReturnType__pause_len | None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
+
+@_typing.final
+class Image(_message.Message):
+    """Tokens [start, start + span_len) of a prompt stand for an image, break and tile tokens among them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TensorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___ImageTensor: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___ImageTensor | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    SPAN_LEN_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """16 bytes, of the file's bytes and of the processor's settings."""
+    start: _builtins.int
+    span_len: _builtins.int
+    @_builtins.property
+    def tensors(self) -> _containers.MessageMap[_builtins.str, Global___ImageTensor]:
+        """What the model's class takes beside token ids, by its names. Of an image that ends before
+        cached_len those of integers alone: they say where the tokens behind it stand.
+        """
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        start: _builtins.int = ...,
+        span_len: _builtins.int = ...,
+        tensors: _abc.Mapping[_builtins.str, Global___ImageTensor] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "span_len", b"span_len", "start", b"start", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Image: _TypeAlias = Image  # noqa: Y015
+
+@_typing.final
+class ImageTensor(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """float32, bfloat16, int64 or bool"""
+    data: _builtins.bytes
+    """Its numbers one after the other, the last axis first; the lowest byte of a number first."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageTensor: _TypeAlias = ImageTensor  # noqa: Y015
 
 @_typing.final
 class KeptState(_message.Message):

@@ -380,6 +380,8 @@ class Runner:
                 self._adapters.place_of(one.adapter_id)
             if one.constraint is not None and not self._takes_constraints:
                 raise InvalidStep(f"request {one.request_id}: constraints are not served here")
+            if one.images:
+                raise InvalidStep(f"request {one.request_id}: images are not served here")
             total_len = one.prompt_len + one.stop.max_new_tokens
             if self._max_total_len is not None and total_len > self._max_total_len:
                 raise InvalidStep(

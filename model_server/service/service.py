@@ -39,6 +39,8 @@ from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import (
     Generation,
+    Image,
+    ImageTensor,
     KeptState,
     LogprobParams,
     ModelInfo,
@@ -412,9 +414,16 @@ def sequence_from_pb(message: pb.Request) -> NewSequence:
             ),
             adapter_id=_optional(message, "adapter_id"),
             max_drafts=message.max_drafts,
+            images=tuple(map(image_from_pb, message.images)),
         )
     except ValueError as error:
         raise InvalidStep(str(error)) from error
+
+
+def image_from_pb(message: pb.Image) -> Image:
+    """Raises ValueError."""
+    tensors = {name: from_message(each, ImageTensor) for name, each in message.tensors.items()}
+    return Image(message.digest, message.start, message.span_len, tensors)
 
 
 def translation_from_pb(message: pb.Constraint) -> Translation | None:

@@ -41,6 +41,7 @@ from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import (
     FinishReason,
     Generation,
+    ImageTensor,
     KeptState,
     LogprobParams,
     MaskEffect,
@@ -484,6 +485,40 @@ def test_absent_parameters_are_none() -> None:
     assert sequence.token_ids == (5, 6, 7)
     sampling = sequence.sampling
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (None,) * 4
+
+
+def test_an_image_arrives_with_its_tensors() -> None:
+    pixels = pb.ImageTensor(dtype="bfloat16", shape=[1, 2], data=bytes(4))
+    image = pb.Image(digest=bytes(16), start=1, span_len=2, tensors={"pixel_values": pixels})
+    (arrived_image,) = arrived(new_request(images=[image])).images
+    assert arrived_image.stop == 3
+    assert arrived_image.tensors == {"pixel_values": ImageTensor("bfloat16", (1, 2), bytes(4))}
+    assert arrived(new_request()).images == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start": 2}, "an image of 2 tokens at 2 is not within 0..3"),
+        ({"span_len": 0}, "an image of 0 tokens at 1 is not within 0..3"),
+        ({"dtype": "object"}, "dtype 'object' is none of float32, bfloat16, int64, bool"),
+        ({"shape": [3]}, r"4 bytes are no bfloat16 of shape \[3\]: that has 6"),
+    ],
+)
+def test_an_image_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
+    of_tensor: dict[str, Any] = {"dtype": "bfloat16", "shape": [2], "data": bytes(4)}
+    of_image: dict[str, Any] = {"digest": bytes(16), "start": 1, "span_len": 2}
+    for name, value in changes.items():
+        (of_tensor if name in of_tensor else of_image)[name] = value
+    image = pb.Image(**of_image, tensors={"pixel_values": pb.ImageTensor(**of_tensor)})
+    with pytest.raises(InvalidStep, match=message):
+        arrived(new_request(images=[image]))
+
+
+def test_images_that_overlap_are_refused() -> None:
+    images = [pb.Image(start=0, span_len=2), pb.Image(start=1, span_len=1)]
+    with pytest.raises(InvalidStep, match=r"an image of 1 tokens at 1 is not within 2\.\.3"):
+        arrived(new_request(images=images))
 
 
 def test_what_is_known_of_a_constraint_arrives() -> None:
