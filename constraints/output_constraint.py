@@ -4,21 +4,22 @@ matcher: what is legal | stop rule: where it may be ended | budget: what can sti
 
 The state is deterministic: two states with the same tokens allow the same next tokens. So a
 preempted output continues as it would have, and no other output affects it.
+
+A search that sees stop strings only through masks meets them again and again, and never exhausts
+`[ab]*`, since it cannot distinguish places with equal masks. So where the engine can exclude stop
+strings from a language, it does: the shortest text then contains none, or there is none.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
-from constraints.errors import (
-    ConstraintError,
-    DoesNotFit,
-    IllegalToken,
-    TooComplex,
-)
-from constraints.grammars.stop_emptiness import is_empty_under_stops
+from constraints.errors import ConstraintError, Contradiction, DoesNotFit, IllegalToken, TooComplex
+from constraints.grammars.engine import HEADER, GrammarLanguage, Limits, error_of
 from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import (
     KnownCompletion,
@@ -31,9 +32,101 @@ from constraints.guiding.completion import (
 from constraints.guiding.search import is_provably_dead
 from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import Language, Matcher
+from constraints.regex.syntax import Chars, written_set
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary, is_mark
-from constraints.without_stop_strings import listed_stops, stop_contradiction, without_stop_strings
+from constraints.where.compile import compile_without_stops
+from constraints.where.engine import WhereLanguage
+from constraints.where.limits import OutOfReach
+
+# A fifth of a pattern's own limit, since this follows a search that found nothing.
+UNCUT_LIMITS = Limits(compile_fuel=1_000_000)
+# The output of `regex.to_grammar`; its patterns contain no slash.
+_ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
+
+
+def is_empty_under_stops(language: Language, stops: StopRule) -> bool:
+    """Whether it is certain that every text of the language contains a stop string before its end.
+
+    False for languages that are not a single pattern, and where a limit is reached.
+    """
+    grammar = grammar_without_stops(language, stops)
+    if grammar is None:
+        return False
+    try:
+        GrammarLanguage(byte_vocabulary(), grammar, UNCUT_LIMITS, error_of)
+    except Contradiction:
+        return True
+    except ConstraintError:
+        return False
+    return False
+
+
+def grammar_without_stops(language: Language, stops: StopRule) -> str | None:
+    """The grammar of a pattern's texts that no stop string truncates. None: not a pattern."""
+    one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
+    if not one or not stops.strings:
+        return None
+    strings = "|".join(map(_literal, stops.strings))
+    without_stop_strings = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.)+/"
+    return f"{HEADER}start: WITHOUT_STOPS\nWITHOUT_STOPS: {without_stop_strings}\n"
+
+
+def _literal(text: str) -> str:
+    return "".join(written_set(Chars(((ord(char), ord(char)),))) for char in text)
+
+
+# The most strings, and their length, for a pattern: more take the engine seconds to exclude.
+_MAX_STRINGS = 8
+_MAX_STRINGS_LEN = 128
+
+
+def without_stop_strings(language: Language, stops: StopRule) -> Language | None:
+    """The language of the texts without stop strings before their end. None: not available.
+
+    Raises Contradiction if it is certain that there is no such text.
+    """
+    try:
+        if isinstance(language, WhereLanguage):
+            found = compile_without_stops(language, stops.strings)
+        else:
+            return _grammar_language(language, stops)
+    except (ConstraintError, OutOfReach):
+        return None
+    if found is None:
+        raise stop_contradiction(stops)
+    return found
+
+
+def stop_contradiction(stops: StopRule) -> Contradiction:
+    """The error for a language whose every text is truncated by stop strings or stop tokens."""
+    return Contradiction(
+        "every text that satisfies the constraint meets one of "
+        f"{listed_stops(stops)} before its end",
+        stops.strings,
+    )
+
+
+def listed_stops(stops: StopRule) -> str:
+    """The stop strings for an error message; the stop tokens if there are none."""
+    quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in stops.strings)
+    return f"the stop strings {quoted}" if quoted else "the stop tokens"
+
+
+def _grammar_language(language: Language, stops: StopRule) -> Language | None:
+    if not isinstance(language, GrammarLanguage) or _are_many(stops.strings):
+        return None
+    grammar = grammar_without_stops(language, stops)
+    if grammar is None:
+        return None
+    return GrammarLanguage(
+        language.vocabulary, grammar, UNCUT_LIMITS, error_of, hints=language.hints
+    )
+
+
+def _are_many(strings: tuple[str, ...]) -> bool:
+    return len(strings) > _MAX_STRINGS or sum(map(len, strings)) > _MAX_STRINGS_LEN
+
 
 NO_STOPS = StopRule()
 # The most forced tokens that are taken at once.

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from constraints.translation import Translation
+from constraints.spec import Translation
 
 
 @dataclass(frozen=True, slots=True)

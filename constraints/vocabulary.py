@@ -1,14 +1,19 @@
 """The tokens of a model as bytes, which is all that masks need of a tokenizer.
 
 The only file that reads tokenizer.json; it uses llguidance, whose masks must agree with ours.
+What is computed from a vocabulary is kept as long as the vocabulary lives:
+
+    @kept_with_vocabulary(4)
+    def trie_of(vocabulary): ...        of each vocabulary the last 4 different calls
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -40,7 +45,7 @@ class Vocabulary:
     fingerprint: of all this, for caches
     backend:     llguidance's tokenizer of these tokens
     speller:     the tokenizer for texts in the model's own tokens, if it differs
-    kept:        values computed from it, see `vocabulary_cache.py`
+    kept:        values computed from it, see `kept_with_vocabulary`
     """
 
     tokens: tuple[bytes, ...]
@@ -208,3 +213,30 @@ class _Bytes:
 
     def __call__(self, text: bytes) -> list[int]:
         return self._speller.tokenize_bytes(text)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Made = Callable[Concatenate[Vocabulary, P], T]
+
+
+def kept_with_vocabulary(maxsize: int) -> Callable[[_Made[P, T]], _Made[P, T]]:
+    """Cache the last `maxsize` different calls for each vocabulary. For pure functions.
+
+    Two threads may compute the same value at the same time.
+    """
+
+    def decorator(make: _Made[P, T]) -> _Made[P, T]:
+        @wraps(make)
+        def kept(vocabulary: Vocabulary, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            made = vocabulary.kept.get(make)
+            if made is None:
+                # A cached value that refers to the vocabulary is a cycle; the collector frees it.
+                fresh = lru_cache(maxsize)(partial(make, vocabulary))
+                made = vocabulary.kept.setdefault(make, fresh)
+            found: T = made(*args, **kwargs)
+            return found
+
+        return kept
+
+    return decorator

@@ -5,10 +5,10 @@ A vocabulary's tables take up to a second, in which no step runs, and each engin
 
 import numpy as np
 
+from constraints.after_thought import spaced_tokens, special_ids, text_row
 from constraints.compiler import Compiler
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
-from constraints.thought_table import spaced_tokens, special_ids, text_row
 from constraints.vocabulary import Vocabulary
 
 # One for each engine.

@@ -13,8 +13,7 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from constraints.spec import ConstraintSpec, ThoughtRule
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, ThoughtRule, Translation
 
 
 @dataclass(frozen=True, slots=True)

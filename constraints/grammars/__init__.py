@@ -1,1 +1,1 @@
-"""JSON Schema, regular expressions, Lark grammars and choices, on llguidance."""
+"""Grammars in GBNF and Lark, on llguidance, and what is watched and hinted beside it."""

@@ -9,6 +9,9 @@ Properties of llguidance that only this file handles:
 * with forcing on, a forced position allows one canonical token only; so forcing is off
 * it collects forced bytes to their end, and takes all memory if they have none; so where that may
   happen they are collected here
+
+Fuel is the engine's own unit, about 50 000 a millisecond while compiling and 14 000 while making a
+mask, so that a limit in fuel holds on any machine and under any load, as a limit in seconds cannot.
 """
 
 import os
@@ -16,23 +19,174 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-from llguidance import LLMatcher
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits
 
-from constraints.bitmask import Bitmask
-from constraints.errors import ConstraintError, EngineFailed, IllegalToken, TooComplex
-from constraints.grammars.deterministic_suffix import deterministic_suffix_of
-from constraints.grammars.limits import Limits
-from constraints.guiding.alphabet import as_bytes, byte_vocabulary, in_bytes
+from constraints.bitmask import Bitmask, allowed_ids
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    EngineFailed,
+    IllegalToken,
+    Malformed,
+    NotEnforced,
+    TooComplex,
+)
+from constraints.guiding.alphabet import alphabet_of, as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
-from constraints.guiding.dive import dive
-from constraints.guiding.search import MAX_BEFORE, shortest_completion
+from constraints.guiding.search import MAX_BEFORE, dive, shortest_completion
 from constraints.matcher import Language
-from constraints.translation import Translation
-from constraints.vocabulary import Vocabulary
-from constraints.vocabulary_cache import kept_with_vocabulary
+from constraints.spec import Kind, Translation
+from constraints.vocabulary import MARK_BYTE, Vocabulary, kept_with_vocabulary
+
+_CONTRADICTIONS = ("Unsatisfiable schema", "NoExtensionBias", "Regex is empty")
+_NOT_ENFORCED = (
+    "Unimplemented keys",
+    "Unknown format",
+    "oneOf constraints are not supported",
+    "circular references with sibling keys",
+    "are not disjoint",
+    "min/maxProperties only supported",
+    "lookarounds not supported",
+    "look-around",
+    "backreferences are not supported",
+)
+_TOO_COMPLEX = (
+    "too large",
+    "too complex",
+    "too many",
+    "too big",
+    "fuel",
+    "limit",
+    "stack level",
+    "recursion",
+    "can't determine if",
+    "Unable to determine if",
+)
+
+
+def error_of(message: str) -> ConstraintError:
+    """The error for a message of the engine, with its text."""
+    text = message.replace("<non-verbose/>", "").strip()
+    kinds: tuple[tuple[type[ConstraintError], tuple[str, ...]], ...] = (
+        (Contradiction, _CONTRADICTIONS),
+        (NotEnforced, _NOT_ENFORCED),
+        (TooComplex, _TOO_COMPLEX),
+    )
+    for error, phrases in kinds:
+        if any(phrase in text for phrase in phrases):
+            if "NoExtensionBias" in text:
+                text = "no text satisfies the constraint"
+            return error(text)
+    return Malformed(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one kind of constraint.
+
+    max_text_bytes:  of the constraint as it is written, in UTF-8
+    compile_fuel:    to build the automaton's first expressions
+    step_fuel:       for one mask or one token
+    step_max_items:  parser items for one mask or one token
+    max_states:      of a lexer; all outputs that share it add states; 1 to 2 kB each
+    """
+
+    max_text_bytes: int = 1_000_000
+    compile_fuel: int = 5_000_000
+    step_fuel: int = 500_000
+    step_max_items: int = 50_000
+    max_states: int = 60_000
+
+    def check_text(self, kind: Kind, text: str) -> None:
+        """Raises TooComplex where the constraint's own text is too long."""
+        num_bytes = len(text.encode("utf-8", "surrogatepass"))
+        if num_bytes > self.max_text_bytes:
+            raise TooComplex(
+                f"the {kind.value} has {num_bytes} bytes, and at most {self.max_text_bytes}"
+                " are allowed"
+            )
+
+    def for_engine(self) -> LLParserLimits:
+        return LLParserLimits(
+            initial_lexer_fuel=self.compile_fuel,
+            step_lexer_fuel=self.step_fuel,
+            step_max_items=self.step_max_items,
+            max_lexer_states=self.max_states,
+            # Eager tables cost up to seconds for a large pattern and save only microseconds later.
+            precompute_large_lexemes=False,
+            # The engine's state would leak a request's text into messages and logs.
+            verbose_errors=False,
+        )
+
+
+# Patterns and grammars need less text than schemas.
+LIMITS: dict[Kind, Limits] = {
+    Kind.JSON_SCHEMA: Limits(max_text_bytes=4_000_000),
+    Kind.REGEX: Limits(max_text_bytes=100_000),
+    Kind.LARK: Limits(max_text_bytes=1_000_000),
+    Kind.GBNF: Limits(max_text_bytes=1_000_000),
+    Kind.CHOICE: Limits(max_text_bytes=4_000_000),
+    # Counters under a complement: the states are few, each is expensive.
+    Kind.WHERE: Limits(max_text_bytes=100_000, step_fuel=5_000_000),
+    Kind.TEXT: Limits(max_text_bytes=0),
+}
+
+
+# More bytes than are usually taken at once; a search continues from there.
+MAX_FORCED_BYTES = 64
+
+
+def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
+    """The bytes with which every legal text continues; `inner` is advanced, or breaks."""
+    row: Bitmask = np.zeros(vocabulary.num_words, dtype=np.int32)
+    singles = alphabet_of(vocabulary).singles
+    forced = bytearray()
+    while len(forced) < MAX_FORCED_BYTES and not inner.is_accepting():
+        inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        byte = None if inner.is_error() else _only_first_byte(row, vocabulary)
+        if byte is None:
+            break
+        token_id = singles[byte]
+        if byte == MARK_BYTE[0] and token_id is None:
+            token_id = _only_token(row)
+            forced += b"" if token_id is None else vocabulary.tokens[token_id]
+        else:
+            forced.append(byte)
+        if token_id is None or inner.try_consume_tokens([token_id]) != 1:
+            break
+    return bytes(forced)
+
+
+def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
+    """The byte with which all tokens of a mask begin; None: several bytes, or no tokens."""
+    places = np.flatnonzero(row)
+    if not len(places):
+        return None
+    word = int(row[places[0]])
+    first = vocabulary.tokens[32 * int(places[0]) + (word & -word).bit_length() - 1]
+    if not first:
+        return None
+    return None if (row & ~_beginning_with(vocabulary, first[0])).any() else first[0]
+
+
+def _only_token(row: Bitmask) -> int | None:
+    """The token of a mask that has no other."""
+    legal = allowed_ids(row)
+    return int(legal[0]) if len(legal) == 1 else None
+
+
+@kept_with_vocabulary(256)
+def _beginning_with(vocabulary: Vocabulary, byte: int) -> npt.NDArray[np.int32]:
+    """The tokens that begin with a byte, as a mask."""
+    bits = np.zeros(32 * vocabulary.num_words, dtype=np.uint8)
+    bits[: len(vocabulary.tokens)] = [token[:1] == bytes([byte]) for token in vocabulary.tokens]
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
 
 # The first line of every grammar text; line numbers in the engine's messages include it.
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -99,7 +253,7 @@ class GrammarLanguage:
     ) -> None:
         """`explain` turns a message of the engine into the error to raise.
 
-        may_run_on: forced bytes may repeat without end, see `lark_loops`
+        may_run_on: forced bytes may repeat without end, see `lark_greed`
         watch:      what a `WatchedLanguage` watches
         """
         self.vocabulary = vocabulary

@@ -2,33 +2,276 @@
 
 Patterns have Python's syntax, as in Lark itself; embedded schemas are rewritten like all schemas.
 What would need its own sampling, other tokens, or a second pass over the text is refused.
+
+text -> words -> checks -> words that are replaced -> the text for the engine, which parses it
+
+A negated terminal is a set of texts: `~A` is every text that is not `A`. For the engine `~A` is all
+bytes except those of `A`, including invalid UTF-8, and it has no `&` in rules. So `~A` is written
+`~(A | ~/(?s:.*)/)`: neither `A` nor invalid. Beside a positive part of the same conjunction, as in
+`/[a-z]+/ & ~A`, invalid UTF-8 cannot occur.
+
+A terminal that matches no text, such as A: /a/ & /b/, would allow texts that can never be
+completed. So the engine is asked for each one that may be empty: where patterns are intersected or
+negated (&, ~), or a set excludes categories of characters, and no example text is obvious.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from time import thread_time
 
-from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
-from constraints.grammars import engine_messages, json_schema
-from constraints.grammars.engine import HEADER
-from constraints.grammars.lark_greed import rules_without_text
-from constraints.grammars.lark_loops import may_run_on
-from constraints.grammars.lark_negation import negations_as_texts
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    Malformed,
+    NotEnforced,
+    complaint,
+)
+from constraints.grammars.definition_graph import check_depth
+from constraints.grammars.engine import HEADER, LIMITS, GrammarLanguage, Limits, error_of
+from constraints.grammars.lark_greed import may_run_on, rules_without_text
 from constraints.grammars.lark_reader import (
     Word,
     check_nesting,
+    definitions,
+    lines,
     misplaced,
+    plain_name,
     unproductive_rules,
     words,
 )
-from constraints.grammars.lark_terminals import empty_terminals
-from constraints.grammars.limits import LIMITS
-from constraints.grammars.regex import translate_terminal
-from constraints.grammars.schema.engine_options import json_literal
-from constraints.grammars.schema.locate_refusal import RefusalLocator
+from constraints.guiding.alphabet import byte_vocabulary
+from constraints.regex.writing import translate_terminal
+from constraints.schema import json_schema
+from constraints.schema.grammar import json_literal
+from constraints.schema.json_schema import RefusalLocator
 from constraints.spec import Kind, Whitespace
-from constraints.where.error_position import complaint
+
+_BROKEN = "~/(?s:.*)/"
+_OPENING = ("(", "[")
+_CLOSING = (")", "]")
+# Words that end a conjunction, apart from brackets.
+_BORDERS = ("|", ":", "->")
+
+
+def negations_as_texts(
+    text: str, found: Sequence[Word], written: Mapping[int, str]
+) -> dict[int, str]:
+    """By place, the words of `text` that are replaced for the engine.
+
+    written: replacements made before, which ignore negations
+    """
+    changed = dict(written)
+    for line in lines(found):
+        for signs, last, lets_in_broken in _negations(line):
+            # The engine allows no `~` before a `~`; two of them cancel out.
+            changed.update({sign.start: "" for sign in signs})
+            if len(signs) % 2 == 0:
+                continue
+            changed[signs[0].start] = "~"
+            if lets_in_broken:
+                changed[signs[0].start] = "~("
+                inner = changed.get(last.start, text[last.start : last.end])
+                changed[last.start] = f"{inner} | {_BROKEN})"
+    return changed
+
+
+def _negations(line: Sequence[Word]) -> Iterator[tuple[Sequence[Word], Word, bool]]:
+    """The `~` signs in a row, the last word they negate, and whether invalid UTF-8 may match.
+
+    Inner negations come first, so that their brackets are closed first.
+    """
+    closed_by, is_beside_text = _groups(line)
+    for index in range(len(line) - 1, -1, -1):
+        if not _negates(line, index) or (index and _negates(line, index - 1)):
+            continue
+        atom = _behind_signs(line, index)
+        end = _end_of_atom(line, atom, closed_by)
+        if end <= len(line):
+            is_held = is_beside_text[index] and _is_operand(line, index, end)
+            yield line[index:atom], line[end - 1], not is_held
+
+
+def _negates(line: Sequence[Word], index: int) -> bool:
+    """Whether a negation begins here: in `A~2..3` the sign is a repeat."""
+    rest = line[index : index + 2]
+    return len(rest) == 2 and rest[0].text == "~" and rest[1].kind != "number"
+
+
+def _behind_signs(line: Sequence[Word], start: int) -> int:
+    """The first word from here on that is no sign of a negation, or the line's last."""
+    while line[start].text == "~" and start + 1 < len(line):
+        start += 1
+    return start
+
+
+def _end_of_atom(line: Sequence[Word], start: int, closed_by: Mapping[int, int]) -> int:
+    """The index behind the group, the range of characters or the single word that begins here."""
+    if line[start].text in _OPENING:
+        return closed_by.get(start, len(line)) + 1
+    is_range = start + 1 < len(line) and line[start + 1].text == ".."
+    return start + (3 if is_range else 1)
+
+
+def _is_operand(line: Sequence[Word], start: int, end: int) -> bool:
+    """Whether line[start:end] is a whole part of a conjunction."""
+    is_first = start == 0 or line[start - 1].text in ("&", *_OPENING, *_BORDERS)
+    return is_first and (end == len(line) or line[end].text in ("&", *_CLOSING, *_BORDERS))
+
+
+@dataclass(slots=True)
+class _Conjunction:
+    """The state while reading parts joined by `&`."""
+
+    has_text: bool = False
+    part_has_sign: bool = False
+
+    def end_part(self) -> None:
+        self.has_text |= not self.part_has_sign
+        self.part_has_sign = False
+
+
+def _groups(line: Sequence[Word]) -> tuple[dict[int, int], list[bool]]:
+    """Where each bracket is closed; by word, whether its conjunction has a part without signs."""
+    closed_by: dict[int, int] = {}
+    of_word: list[_Conjunction] = []
+    # For each open bracket: its place, the conjunction around it, whether signs occurred inside.
+    around: list[tuple[int, _Conjunction]] = []
+    has_sign = [False]
+    now = _Conjunction()
+    for index, word in enumerate(line):
+        if word.text in _CLOSING and around:
+            now.end_part()
+            opening, now = around.pop()
+            closed_by[opening] = index
+            inside = has_sign.pop()
+            now.part_has_sign |= inside
+            has_sign[-1] |= inside
+        of_word.append(now)
+        if word.text == "~":
+            now.part_has_sign = has_sign[-1] = True
+        elif word.text == "&":
+            now.end_part()
+        elif word.text in _BORDERS:
+            now.end_part()
+            now = _Conjunction()
+        elif word.text in _OPENING:
+            around.append((index, now))
+            has_sign.append(False)
+            now = _Conjunction()
+    for conjunction in (now, *(outer for _, outer in around)):
+        conjunction.end_part()
+    return closed_by, [conjunction.has_text for conjunction in of_word]
+
+
+# The most terminals that are tried, and CPU seconds; one takes about a millisecond.
+_MAX_TRIED = 64
+_MAX_S = 0.2
+_MAX_PLAIN_LEN = 16
+# In a pattern: any text, and an escaped sign.
+_FREE = re.compile(r"\(\?s:\.[*+]\)")
+_ESCAPED = re.compile(r"\\(\W)")
+_CUTS = re.compile(r"\[\^(?:[^\]\\]|\\.)*\\[sSdDwWpPxuU]")
+
+
+def empty_terminals(text: str, found: Sequence[Word], written: Mapping[int, str]) -> list[Word]:
+    """Names of terminals, and patterns in rules, that `start` reaches and that match no text.
+
+    found: the words of the grammar
+    written: by place, the words of `text` that are replaced for the engine
+    """
+    suspects = [word for word in _reached(found) if _may_be_empty(word, found)]
+    if not suspects:
+        return []
+    shared = "".join(
+        _as_rewritten(text, line, written) + "\n"
+        for line in lines(found)
+        if line[0].kind == "terminal" or line[0].text == "%import"
+    )
+    until = thread_time() + _MAX_S
+    return [
+        word
+        for word in suspects[:_MAX_TRIED]
+        if thread_time() < until
+        and _is_empty(f"start: {_as_rewritten(text, [word], written)}\n{shared}")
+    ]
+
+
+def _reached(found: Sequence[Word]) -> list[Word]:
+    """The names of reached terminals, and the patterns within rules."""
+    bodies = {plain_name(each.name.text): each for each in definitions(found)}
+    mentions = {
+        name: [plain_name(word.text) for word in each.body] for name, each in bodies.items()
+    }
+    reached = check_depth(["start"], mentions)
+    words: list[Word] = []
+    for name, each in bodies.items():
+        if name in reached and each.name.kind == "terminal":
+            words.append(each.name)
+        elif name in reached:
+            words.extend(word for word in each.body if word.kind == "regexp")
+    return words
+
+
+def _may_be_empty(word: Word, found: Sequence[Word]) -> bool:
+    if word.kind == "regexp":
+        return _CUTS.search(word.text) is not None
+    body = next(each.body for each in definitions(found) if each.name is word)
+    is_restricted = any(
+        each.text in ("&", "~") or (each.kind == "regexp" and _CUTS.search(each.text))
+        for each in body
+    )
+    return is_restricted and not _has_plain_text(body)
+
+
+def _has_plain_text(body: Sequence[Word]) -> bool:
+    """Whether the empty text, or the plain characters of a pattern, match the whole terminal.
+
+    True only where that is certain. Short texts are matched quickly by any pattern.
+    """
+    shape = "".join("p" if word.kind == "regexp" else word.text for word in body)
+    if re.fullmatch(r"~?p(?:&~?p)*", shape) is None:
+        return False
+    try:
+        patterns = [_compiled(word.text) for word in body if word.kind == "regexp"]
+    except (re.error, RecursionError, OverflowError, FutureWarning):
+        return False
+    are_wanted = [sign != "~p" for sign in shape.split("&")]
+    texts = ["", *(_ESCAPED.sub(r"\1", _FREE.sub("", each.pattern)) for each in patterns)]
+    return any(
+        all(
+            (pattern.fullmatch(text) is not None) == is_wanted
+            for pattern, is_wanted in zip(patterns, are_wanted, strict=True)
+        )
+        for text in texts
+        if len(text) <= _MAX_PLAIN_LEN
+    )
+
+
+def _compiled(literal: str) -> re.Pattern[str]:
+    pattern, _, flags = literal[1:].rpartition("/")
+    return re.compile(f"(?{flags}){pattern}" if flags else pattern)
+
+
+def _as_rewritten(text: str, words: Sequence[Word], written: Mapping[int, str]) -> str:
+    pieces = []
+    at = words[0].start
+    for word in words:
+        pieces += [text[at : word.start], written.get(word.start, text[word.start : word.end])]
+        at = word.end
+    return "".join(pieces)
+
+
+def _is_empty(grammar: str) -> bool:
+    try:
+        GrammarLanguage(byte_vocabulary(), HEADER + grammar, Limits(), error_of)
+    except Contradiction:
+        return True
+    except ConstraintError:
+        return False  # the engine reports it for the whole grammar
+    return False
+
 
 _REFUSED_STATEMENTS = {
     "%llguidance": "options of the engine cannot be set",
@@ -50,7 +293,7 @@ _UNKNOWN = re.compile(r'unknown name: "(\w+)"')
 
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
-    """A grammar in the notation of the engine; `may_run_on`: see `lark_loops`."""
+    """A grammar in the notation of the engine; `may_run_on`: see `lark_greed`."""
 
     text: str
     may_run_on: bool
@@ -103,7 +346,7 @@ def to_grammar(
 
 def explain(text: str, message: str) -> ConstraintError:
     """The error for a message of the engine, with a place in the client's grammar text."""
-    error = engine_messages.explain(message)
+    error = error_of(message)
     match = _PLACE.match(str(error))
     if match is None:
         return error

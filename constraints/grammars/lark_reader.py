@@ -8,10 +8,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from constraints.errors import Malformed, TooComplex
+from constraints.errors import Malformed, TooComplex, complaint
 from constraints.grammars.definition_graph import check_depth, closure
-from constraints.grammars.schema.reading import Json
-from constraints.where.error_position import complaint
+from constraints.schema.reading import Json
 
 _WORDS = re.compile(
     r"""

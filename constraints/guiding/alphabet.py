@@ -18,8 +18,7 @@ import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.bitmask import Bitmask
-from constraints.vocabulary import MARK_BYTE, Vocabulary, is_mark
-from constraints.vocabulary_cache import kept_with_vocabulary
+from constraints.vocabulary import MARK_BYTE, Vocabulary, is_mark, kept_with_vocabulary
 
 # The bytes of well-formed UTF-8.
 _UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})

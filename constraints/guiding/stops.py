@@ -31,8 +31,7 @@ from constraints.guiding.search import shortest_completion
 from constraints.matcher import Language, Matcher
 from constraints.spec import StopRule
 from constraints.token_trie import trie_of
-from constraints.vocabulary import Vocabulary
-from constraints.vocabulary_cache import kept_with_vocabulary
+from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where.code_points import WHITESPACE, Partition
+from constraints.regex.char_sets import WHITESPACE, Partition
 from constraints.where.limits import MAX_STEPS, OutOfReach
 from constraints.where.terms import Relation
 

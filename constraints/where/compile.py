@@ -4,19 +4,17 @@ from time import thread_time
 
 import numpy as np
 
-from constraints.errors import Contradiction, TooComplex
+from constraints.errors import Contradiction, TooComplex, short
 from constraints.guiding.alphabet import alphabet_of
+from constraints.regex.char_sets import Utf8, utf8_of
+from constraints.regex.writing import unmatchable_parts
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.byte_table import ByteTable
-from constraints.where.code_points import Utf8, utf8_of
 from constraints.where.counter_grid import CounterGrid, Slacks, coaccessible_slacks
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
-from constraints.where.error_position import short
-from constraints.where.grid import counter_of
 from constraints.where.limits import OutOfReach
-from constraints.where.machine import Machine, build, minimised, with_stop_phrases
+from constraints.where.machine import Machine, build, counter_of, minimised, with_stop_phrases
 from constraints.where.normal_form import conflicting, contradiction_of, top_parts
 from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
 from constraints.where.terms import (
@@ -27,7 +25,7 @@ from constraints.where.terms import (
     StopsBefore,
     all_of,
 )
-from constraints.where.unmatchable_parts import unmatchable_parts
+from constraints.where.token_transitions import ByteTable
 
 # The most CPU seconds for finding which parts contradict each other.
 _MAX_CONFLICT_S = 0.5

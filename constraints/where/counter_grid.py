@@ -27,9 +27,8 @@ import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.where.automata import Sources
-from constraints.where.grid import Counter, Grid
 from constraints.where.limits import MAX_CELLS
-from constraints.where.machine import Counts, Machine
+from constraints.where.machine import Counter, Counts, Grid, Machine
 
 Slacks = npt.NDArray[np.int32]  # [num_states, num_cells]
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.where.counter_grid import ALWAYS, NEVER, CounterGrid, Slacks, Ways, best_through
-from constraints.where.grid import Counter
 from constraints.where.limits import MAX_TOKEN_STEPS
+from constraints.where.machine import Counter
 from constraints.where.token_transitions import TokenTransitions
 
 # The most bytes of layers that are stored whole.

@@ -22,10 +22,9 @@ from constraints.bitmask import Bitmask
 from constraints.errors import IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
+from constraints.regex.char_sets import plain_places
 from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.byte_table import ByteTable
-from constraints.where.code_points import plain_places
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import (
     MAX_WORK,
@@ -37,7 +36,7 @@ from constraints.where.distances import (
 from constraints.where.machine import Machine
 from constraints.where.plain_space import ClosingSpace
 from constraints.where.terms import Expression
-from constraints.where.token_transitions import TokenTransitions, TransitionCache
+from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
 
 
 class ByteSteps:

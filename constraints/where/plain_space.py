@@ -14,13 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from constraints.vocabulary import Vocabulary
-from constraints.vocabulary_cache import kept_with_vocabulary
-from constraints.where.byte_table import ByteTable
-from constraints.where.code_points import NUM_CODE_POINTS, WHITESPACE
+from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE
+from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 from constraints.where.counter_grid import NEVER, CounterGrid, Induction, Slacks, Ways, best_through
-from constraints.where.grid import atoms
-from constraints.where.machine import Machine
+from constraints.where.machine import Machine, atoms
 from constraints.where.terms import (
     Contains,
     EndsWith,
@@ -33,6 +30,7 @@ from constraints.where.terms import (
     StopsBefore,
     all_of,
 )
+from constraints.where.token_transitions import ByteTable
 
 SPACE = frozenset(chr(each) for first, last in WHITESPACE for each in range(first, last + 1))
 CONTROL_SPACE = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"

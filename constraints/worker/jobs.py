@@ -23,8 +23,15 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote, VerifyResult
-from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule, Whitespace
-from constraints.translation import MAX_SENT_CHARS, Translation
+from constraints.spec import (
+    MAX_SENT_CHARS,
+    ConstraintSpec,
+    Kind,
+    StopRule,
+    ThoughtRule,
+    Translation,
+    Whitespace,
+)
 
 HEADER = struct.Struct(">I")
 # Texts of constraints are limited elsewhere; this only detects broken frames.

@@ -11,11 +11,10 @@ import numpy as np
 from constraints.after_thought import output_state
 from constraints.check import judge
 from constraints.errors import ConstraintError, EngineFailed, TooComplex
-from constraints.grammars.schema_validation import violations
 from constraints.matcher import Language
 from constraints.results import CheckResult, VerifyResult
-from constraints.spec import Budget, ConstraintSpec
-from constraints.translation import MAX_SENT_CHARS, Translation
+from constraints.schema.validation import violations
+from constraints.spec import MAX_SENT_CHARS, Budget, ConstraintSpec, Translation
 from constraints.vocabulary import Vocabulary
 from constraints.worker import zygote
 from constraints.worker.jobs import (

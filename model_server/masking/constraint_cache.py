@@ -20,8 +20,7 @@ from constraints.compiler import MIB, Compiler
 from constraints.errors import ConstraintError
 from constraints.matcher import Language
 from constraints.output_constraint import ANY_LEN
-from constraints.spec import Budget, ConstraintSpec, StopRule
-from constraints.translation import Translation
+from constraints.spec import Budget, ConstraintSpec, StopRule, Translation
 from constraints.vocabulary import Vocabulary
 from constraints.warm_up import warm_up
 from constraints.worker import zygote

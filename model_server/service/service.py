@@ -18,8 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from constraints.spec import ConstraintSpec, ThoughtRule
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, ThoughtRule, Translation
 from model_server.engine.runner import Runner
 from model_server.errors import (
     ConstraintRefused,

@@ -31,8 +31,8 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, JudgeResult, VerifyResult
+from constraints.schema.trivial_schemas import obvious_len
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
-from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
-from constraints.grammars.schema.drafts import draft_of
+from constraints.schema.reading import draft_of
 from constraints.spec import Kind, Whitespace
 from router.engine.validation import RawParams
 from router.http.schema import Schema

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
-from constraints.spec import ConstraintSpec, Kind, ThoughtRule
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Translation
 from processes.spans import TraceContext
 from proto.contract import (
     FinishReason,

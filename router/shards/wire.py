@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import isnan
 from typing import Protocol
 
-from constraints.translation import Translation
+from constraints.spec import Translation
 from proto import generate_pb2 as pb
 from proto.contract import (
     Batch,

@@ -14,7 +14,7 @@ import torch
 from typer.main import get_command
 
 from constraints.check_command import CheckConfig
-from constraints.grammars.schema.engine_options import _MAX_BLANKS, _MAX_TABS
+from constraints.schema.grammar import _MAX_BLANKS, _MAX_TABS
 from constraints.spec import Whitespace
 from fleet.config import FleetConfig
 from launcher import app, serve_settings

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from constraints.bitmask import allowed_ids
 from constraints.compiler import MIB, Compiler
 from constraints.errors import Malformed, TooComplex
-from constraints.grammars.engine import GrammarLanguage
-from constraints.grammars.limits import LIMITS
+from constraints.grammars.engine import LIMITS, GrammarLanguage
 from constraints.matcher import Language
 from constraints.minimal_unsat_core import minimal_unsat_core
 from constraints.output_constraint import ANY_LEN
-from constraints.spec import ConstraintSpec, Kind, Whitespace
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, Kind, Translation, Whitespace
 from tests.constraints.cases import CASES, byte_vocabulary, demo_vocabulary
 
 SCHEMA = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "integer"}')

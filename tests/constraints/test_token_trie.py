@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from constraints.token_actions import actions_of
-from constraints.token_trie import PLACE_BITS, PLACE_MASK, Ends, TokenTrie
+from constraints.token_trie import PLACE_BITS, PLACE_MASK, Ends, TokenTrie, actions_of
 from constraints.vocabulary import Vocabulary
 
 # Two letters, so that tokens share beginnings; all other bytes are of a third class.

@@ -19,8 +19,7 @@ from constraints.guiding.stops import table_of
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import trie_of
-from constraints.vocabulary import Vocabulary, mark_of
-from constraints.vocabulary_cache import kept_with_vocabulary
+from constraints.vocabulary import Vocabulary, kept_with_vocabulary, mark_of
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 from tests.constraints.cases import ROOT, vocabulary_of
 from tests.router.text import small_tokenizers

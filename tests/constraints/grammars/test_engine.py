@@ -14,9 +14,8 @@ from llguidance import LLMatcher
 
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, EngineFailed, IllegalToken, Malformed, TooComplex
-from constraints.grammars import engine, engine_messages
-from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher
-from constraints.grammars.limits import Limits
+from constraints.grammars import engine
+from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher, Limits, error_of
 from constraints.spec import Kind
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import (
@@ -34,9 +33,7 @@ DEMO = ROOT / "models" / "demo" / "tokenizer.json"
 def language_of(
     vocabulary: Vocabulary, grammar: str, limits: Limits | None = None
 ) -> GrammarLanguage:
-    return GrammarLanguage(
-        vocabulary, HEADER + grammar, limits or Limits(), engine_messages.explain
-    )
+    return GrammarLanguage(vocabulary, HEADER + grammar, limits or Limits(), error_of)
 
 
 def bits(matcher: GrammarMatcher, num_words: int) -> set[int]:

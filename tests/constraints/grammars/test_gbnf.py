@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
-from constraints.grammars.gbnf.translation import to_grammar
+from constraints.grammars.gbnf import to_grammar
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import demo_vocabulary, needed_len
 from tests.constraints.grammars.rig import accepts, compiled, walk

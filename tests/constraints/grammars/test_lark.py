@@ -19,13 +19,16 @@ from hypothesis import strategies as st
 from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced, TooComplex
-from constraints.grammars.deterministic_suffix import MAX_FORCED_BYTES, deterministic_suffix_of
-from constraints.grammars.engine import HEADER, GrammarLanguage
-from constraints.grammars.engine_messages import explain
-from constraints.grammars.lark import to_grammar
-from constraints.grammars.lark_negation import negations_as_texts
+from constraints.grammars.engine import (
+    HEADER,
+    LIMITS,
+    MAX_FORCED_BYTES,
+    GrammarLanguage,
+    deterministic_suffix_of,
+    error_of,
+)
+from constraints.grammars.lark import negations_as_texts, to_grammar
 from constraints.grammars.lark_reader import words
-from constraints.grammars.limits import LIMITS
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from tests.constraints.cases import byte_vocabulary, parses
@@ -288,7 +291,7 @@ def accepts_text(grammar: str, length: int) -> bool:
     """Whether the engine takes some text of so many letters."""
     try:
         language = GrammarLanguage(
-            byte_vocabulary(), HEADER + grammar, LIMITS[Kind.LARK], explain, may_run_on=True
+            byte_vocabulary(), HEADER + grammar, LIMITS[Kind.LARK], error_of, may_run_on=True
         )
     except ConstraintError:
         return False

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from constraints.grammars.schema.formats import KNOWN
+from constraints.schema.formats import KNOWN
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import ROOT
 from tests.constraints.grammars.rig import accepts, compiler

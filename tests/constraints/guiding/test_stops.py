@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction
-from constraints.grammars.stop_emptiness import is_empty_under_stops
 from constraints.guiding.stops import StopTable, automaton_of
-from constraints.output_constraint import OutputConstraintState
+from constraints.output_constraint import (
+    OutputConstraintState,
+    is_empty_under_stops,
+    without_stop_strings,
+)
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.where.compile import compile_where
 from constraints.where.evaluate import holds
@@ -31,7 +34,6 @@ from constraints.where.terms import (
     StartsWith,
     text,
 )
-from constraints.without_stop_strings import without_stop_strings
 from tests.constraints.cases import byte_vocabulary, language_of
 
 BYTES = byte_vocabulary()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from constraints.errors import Contradiction, Malformed, TooComplex
 from constraints.where.evaluate import holds
 from constraints.where.functions import FUNCTIONS
-from constraints.where.grid import atoms
+from constraints.where.machine import atoms
 from constraints.where.normal_form import contradiction, is_plainly_empty
 from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, Value, parse
 from constraints.where.terms import (

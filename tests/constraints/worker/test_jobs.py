@@ -16,8 +16,15 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote
-from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule, Whitespace
-from constraints.translation import MAX_SENT_CHARS, Translation
+from constraints.spec import (
+    MAX_SENT_CHARS,
+    ConstraintSpec,
+    Kind,
+    StopRule,
+    ThoughtRule,
+    Translation,
+    Whitespace,
+)
 from constraints.worker.jobs import (
     HEADER,
     Answer,

@@ -16,8 +16,7 @@ from torch import nn
 import models.demo
 from constraints.bitmask import Bitmask
 from constraints.matcher import Language, Matcher
-from constraints.spec import ConstraintSpec, Kind
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, Kind, Translation
 from constraints.vocabulary import Vocabulary
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner

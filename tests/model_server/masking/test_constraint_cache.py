@@ -11,8 +11,7 @@ from constraints.compiler import MIB
 from constraints.errors import ConstraintError, DoesNotFit, Malformed
 from constraints.grammars.engine import GrammarLanguage
 from constraints.matcher import Language
-from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
-from constraints.translation import Translation
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Translation
 from constraints.vocabulary import Vocabulary
 from model_server.errors import ConstraintRefused
 from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey

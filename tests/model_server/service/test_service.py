@@ -19,8 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Translation, Whitespace
 from model_server.adapter import LinearShapes
 from model_server.engine.distributed import World
 from model_server.errors import ConfigRefused, InvalidStep, ShardError

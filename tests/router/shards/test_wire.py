@@ -5,8 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
-from constraints.translation import Translation
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Translation, Whitespace
 from proto import generate_pb2 as pb
 from proto.contract import (
     Batch,

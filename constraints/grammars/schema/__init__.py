@@ -1,5 +1,0 @@
-"""JSON schemas: parsed, resolved, and rewritten into what the engine enforces exactly.
-
-text -> reading -> rewriting (references, keywords, negation) -> unproductive
-    -> disjoint -> engine
-"""

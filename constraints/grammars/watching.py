@@ -1,0 +1,747 @@
+"""A schema's language with what the engine does not remember: the items that differ, keys counted.
+
+The mask is the engine's, without the tokens that a watch (`constraints.schema.watched`) forbids.
+Which tokens may be forbidden depends on where they begin: inside of a string only those that end
+it, elsewhere those that end a value. Of arrays whose items may run out, tokens that lead to no
+other item are forbidden as well.
+
+Where a text has got to, and what is remembered of it, is followed byte by byte. The engine decides
+what JSON of the schema is, so a text is read here as if it were that, and only what watches forbid
+is found: a byte that ends an item which is there already, a key too many.
+"""
+
+import json
+import re
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from constraints.bitmask import Bitmask, allowed_ids, clear_bits, is_set, row_of
+from constraints.errors import EngineFailed, IllegalToken
+from constraints.grammars.engine import GrammarLanguage, GrammarMatcher, Original
+from constraints.guiding.alphabet import byte_vocabulary
+from constraints.guiding.completion import text_of
+from constraints.schema.validation import judge_of
+from constraints.schema.watched import Supply, Watch, read
+from constraints.vocabulary import Vocabulary, kept_with_vocabulary
+
+# Equal for values that are equal in JSON Schema.
+_Equal: TypeAlias = Any
+_STRING_END = re.compile(rb'["\\]')
+_NUMBER_END = re.compile(rb"[^0-9.eE+-]")
+_QUOTE = ord('"')
+_LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
+_UNWATCHED = Watch()
+# The most items of which is remembered whether they are wanted.
+_MAX_JUDGED = 4096
+# The whole numbers that no longer one begins with.
+ZEROS = frozenset((b"0", b"-0"))
+
+
+class _Number(NamedTuple):
+    """A number without zeros at its ends; of any size."""
+
+    digits: str
+    exponent: int
+
+
+_ZERO = _Number("", 0)
+
+
+class Mode(IntEnum):
+    """What the next byte belongs to."""
+
+    VALUE = 0
+    STRING = 1
+    ESCAPE = 2
+    NUMBER = 3
+    AFTER = 4
+    KEY = 5
+    IN_KEY = 6
+    ESCAPE_IN_KEY = 7
+    COLON = 8
+
+
+class Frame(NamedTuple):
+    """An array or object that is open.
+
+    watch:    of this place
+    start:    where it begins in the text
+    number:   the index of the present item, or the place of the present member
+    seen:     the items or keys that are complete, where they are watched
+    texts:    the items as they are written, where values may run out
+    counts:   how many items were of each wanted schema
+    """
+
+    is_array: bool
+    watch: Watch
+    start: int
+    number: int | None = 0
+    seen: frozenset[_Equal] = frozenset()
+    texts: frozenset[bytes] = frozenset()
+    counts: tuple[int, ...] = ()
+
+
+class Watches:
+    """All places of one schema, and what says whether items are wanted. Shared by threads."""
+
+    def __init__(self, text: str) -> None:
+        """`text`: as `watch.written` writes it."""
+        places, document = read(text)
+        self.arrays = [place.of_arrays for place in places]
+        self.objects = [place.of_objects for place in places]
+        wanted = [each.schema for place in places for each in place.wanted]
+        judges = {schema: judge_of(document, schema) for schema in wanted}
+
+        # Many tokens may end the same item.
+        @lru_cache(_MAX_JUDGED)
+        def is_wanted(schema: str, item: bytes) -> bool:
+            return judges[schema](item.decode())
+
+        self.is_wanted = is_wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The state behind a text.
+
+    start:     where the present value or key begins in it
+    num_watched: the open frames in which something is watched
+    """
+
+    watches: Watches
+    text: bytes = b""
+    frames: tuple[Frame, ...] = ()
+    mode: Mode = Mode.VALUE
+    start: int = 0
+    num_watched: int = 0
+
+    def behind(self, more: bytes) -> "Position | None":
+        """The place behind some more bytes; None: a watch forbids one of them."""
+        reading = _Reading(self, more)
+        return reading.end() if reading.run() else None
+
+    @property
+    def is_within_item(self) -> bool:
+        """Whether the end of an array or object may end an item that is looked at as a whole."""
+        return any(
+            frame.watch.wanted or (frame.watch.differ and frame.seen) for frame in self.frames[:-1]
+        )
+
+    @property
+    def longest_len(self) -> int:
+        """More bytes than any string has that must not be there again."""
+        texts = [each for frame in self.frames for each in frame.seen if isinstance(each, str)]
+        return 1 + max(map(len, texts), default=0)
+
+    @property
+    def contents(self) -> list[bytes]:
+        """How the string that has begun as an item could go on to be one that is there already.
+
+        Without its quotation mark; as it is written without escapes.
+        """
+        frame = self.frames[-1]
+        if not frame.watch.differ:
+            return []
+        begun = self.text[self.start + 1 :]
+        texts = [
+            each[1:].encode(errors="surrogatepass") for each in frame.seen if isinstance(each, str)
+        ]
+        return [text[len(begun) :] for text in texts if text.startswith(begun)]
+
+    @property
+    def item(self) -> tuple[frozenset[_Equal], int | None, bytes] | None:
+        """The items before it, its index and beginning, of an item whose values may run out."""
+        if self.mode is Mode.AFTER or not self.frames:
+            return None
+        if not self.frames[-1].texts and not self.frames[-1].watch.values:
+            return None
+        begun = b"" if self.mode is Mode.VALUE else self.text[self.start :]
+        return self.frames[-1].seen, self.frames[-1].number, begun
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether what begins or has begun is a listed key or value: then few tokens are legal."""
+        if not self.frames:
+            return False
+        watch = self.frames[-1].watch
+        is_in_value = self.mode in (Mode.STRING, Mode.ESCAPE)
+        return bool(watch.values) or (bool(watch.names) and not is_in_value)
+
+    @property
+    def has_name_left(self) -> bool:
+        """Whether a key that begins or has begun may lead to the end of an object of few names."""
+        if self.mode not in (Mode.KEY, Mode.IN_KEY):
+            return True
+        frame = self.frames[-1]
+        names = _names_left(frame)
+        if names is None or (self.mode is Mode.KEY and not frame.seen and not frame.watch.least):
+            return True
+        begun = b"" if self.mode is Mode.KEY else self.text[self.start + 1 :]
+        return any(name.encode().startswith(begun) for name in names)
+
+    @property
+    def has_value_left(self) -> bool | None:
+        """Whether a listed value may be the item that begins or has begun; None: not known."""
+        if self.item is None or not self.frames[-1].watch.values:
+            return None
+        begun = self.item[2]
+        listed = (value.encode() for value in self.frames[-1].watch.values)
+        # White space ends a number.
+        return any(
+            value.startswith(begun) and self.behind(value[len(begun) :] + b" ") is not None
+            for value in listed
+        )
+
+    def rests(self) -> list[bytes]:
+        """How the item that begins or has begun could go on to become one that is there already.
+
+        None where values do not run out.
+        """
+        if self.item is None:
+            return []
+        begun = self.item[2]
+        return [text[len(begun) :] for text in self.frames[-1].texts if text.startswith(begun)]
+
+
+class _Reading:
+    """One piece of text being read."""
+
+    def __init__(self, place: Position, more: bytes) -> None:
+        self._watches = place.watches
+        self._text = place.text + more
+        self._at = len(place.text)
+        self._frames = place.frames
+        self._mode = place.mode
+        self._start = place.start
+        self._num_watched = place.num_watched
+
+    def end(self) -> Position:
+        return Position(
+            self._watches, self._text, self._frames, self._mode, self._start, self._num_watched
+        )
+
+    def run(self) -> bool:
+        """Read to the end; False: a watch forbids it."""
+        steps = _STEPS
+        while self._at < len(self._text):
+            if not steps[self._mode](self):
+                return False
+        return True
+
+    def _in_string(self) -> bool:
+        is_key = self._mode is Mode.IN_KEY
+        found = _STRING_END.search(self._text, self._at)
+        if found is None:
+            self._at = len(self._text)
+            return True
+        self._at = found.end()
+        if self._text[self._at - 1] != _QUOTE:
+            self._mode = Mode.ESCAPE_IN_KEY if is_key else Mode.ESCAPE
+            return True
+        return self._key_done() if is_key else self._value_done(self._start)
+
+    def _escaped(self) -> bool:
+        self._at += 1
+        self._mode = Mode.IN_KEY if self._mode is Mode.ESCAPE_IN_KEY else Mode.STRING
+        return True
+
+    def _in_number(self) -> bool:
+        found = _NUMBER_END.search(self._text, self._at)
+        if found is None:
+            self._at = len(self._text)
+            return True
+        self._at = found.start()
+        return self._value_done(self._start)
+
+    def _value(self) -> bool:
+        """The first byte of a value, or the end of an array without items."""
+        byte = self._text[self._at]
+        self._at += 1
+        match byte:
+            case 0x20 | 0x09 | 0x0A | 0x0D:
+                return True
+            case 0x5D:  # ]
+                return self._close()
+            case 0x5B | 0x7B:  # [ {
+                self._open(is_array=byte == 0x5B)
+                return True
+            case 0x22:
+                self._mode = Mode.STRING
+            case 0x74 | 0x66 | 0x6E:  # t f n: complete, as nothing else begins so
+                return self._done(_LITERALS[byte])
+            case _:
+                self._mode = Mode.NUMBER
+        self._start = self._at - 1
+        return True
+
+    def _after(self) -> bool:
+        """What follows a value; also the rest of a literal."""
+        byte = self._text[self._at]
+        self._at += 1
+        if byte == 0x2C:
+            frame = self._frames[-1]
+            if frame.is_array:
+                self._mode = Mode.VALUE
+                number = (frame.number or 0) + 1
+                self._frames = (*self._frames[:-1], frame._replace(number=number))
+                return True
+            self._mode = Mode.KEY
+            return not _is_full(frame)
+        return self._close() if byte in (0x5D, 0x7D) else True
+
+    def _key(self) -> bool:
+        """A key's first byte, or the end of an object without members."""
+        byte = self._text[self._at]
+        self._at += 1
+        if byte == 0x7D:
+            return self._close()
+        if byte != _QUOTE:
+            return True
+        self._mode = Mode.IN_KEY
+        self._start = self._at - 1
+        return not _is_full(self._frames[-1])
+
+    def _key_done(self) -> bool:
+        frame = self._frames[-1]
+        self._mode = Mode.COLON
+        if frame.watch is _UNWATCHED:
+            return True
+        key = json.loads(self._text[self._start : self._at])
+        names = _names_left(frame)
+        if key in frame.seen or (names is not None and key not in names):
+            return False
+        counted = {key} if frame.watch.is_watched else frozenset()
+        frame = frame._replace(number=frame.watch.member(key), seen=frame.seen | counted)
+        self._frames = (*self._frames[:-1], frame)
+        return True
+
+    def _colon(self) -> bool:
+        if self._text[self._at] == 0x3A:
+            self._mode = Mode.VALUE
+        self._at += 1
+        return True
+
+    def _open(self, *, is_array: bool) -> None:
+        number = self._number_of_value()
+        places = self._watches.arrays if is_array else self._watches.objects
+        watch = _UNWATCHED if number is None else places[number]
+        self._num_watched += watch.is_watched
+        counts = (0,) * len(watch.wanted)
+        self._frames = (*self._frames, Frame(is_array, watch, self._at - 1, counts=counts))
+        self._mode = Mode.VALUE if is_array else Mode.KEY
+
+    def _number_of_value(self) -> int | None:
+        """The place of the value that begins; None: nothing is watched there."""
+        if not self._frames:
+            return 0
+        frame = self._frames[-1]
+        if frame.is_array:
+            return frame.watch.item(frame.number or 0)
+        return None if frame.watch is _UNWATCHED else frame.number
+
+    def _close(self) -> bool:
+        frame = self._frames[-1]
+        if not frame.is_array and len(frame.seen) < frame.watch.least:
+            return False
+        if any(
+            count < each.least for count, each in zip(frame.counts, frame.watch.wanted, strict=True)
+        ):
+            return False
+        self._frames = self._frames[:-1]
+        self._num_watched -= frame.watch.is_watched
+        return self._value_done(frame.start)
+
+    def _value_done(self, start: int) -> bool:
+        """A value that begins at `start` ends before the present byte."""
+        self._mode = Mode.AFTER
+        if not self._frames or not self._frames[-1].watch.reads_items:
+            return True
+        return self._done(self._text[start : self._at])
+
+    def _done(self, value: bytes) -> bool:
+        """A value is complete: it is looked at where it is an item of a watched array."""
+        self._mode = Mode.AFTER
+        frame = self._frames[-1] if self._frames else None
+        if frame is None or not frame.watch.reads_items:
+            return True
+        after = self._remembered(frame, value) if frame.watch.differ else frame
+        if after is not None and frame.watch.wanted:
+            after = self._counted(after, value)
+        if after is None:
+            return False
+        self._frames = (*self._frames[:-1], after)
+        return True
+
+    def _remembered(self, frame: Frame, item: bytes) -> Frame | None:
+        """The frame with this item; None: it is there already."""
+        equal = _equal(json.loads(item, parse_int=_number, parse_float=_number))
+        if equal in frame.seen:
+            return None
+        texts = frame.texts
+        if equal == _ZERO and frame.watch.supply is not Supply.NONE:
+            texts |= ZEROS
+        elif frame.watch.supply is Supply.SOME:
+            texts |= {item}
+        return frame._replace(seen=frame.seen | {equal}, texts=texts)
+
+    def _counted(self, frame: Frame, item: bytes) -> Frame | None:
+        """The frame with this item counted; None: too many of a kind, or too few can follow."""
+        watch = frame.watch
+        counts = tuple(
+            count + self._watches.is_wanted(each.schema, item)
+            for count, each in zip(frame.counts, watch.wanted, strict=True)
+        )
+        room = None if watch.longest is None else watch.longest - (frame.number or 0) - 1
+        for count, each in zip(counts, watch.wanted, strict=True):
+            if each.most is not None and count > each.most:
+                return None
+            if room is not None and each.least - count > room:
+                return None
+        return frame._replace(counts=counts)
+
+
+_STEPS = {
+    Mode.VALUE: _Reading._value,
+    Mode.STRING: _Reading._in_string,
+    Mode.ESCAPE: _Reading._escaped,
+    Mode.NUMBER: _Reading._in_number,
+    Mode.AFTER: _Reading._after,
+    Mode.KEY: _Reading._key,
+    Mode.IN_KEY: _Reading._in_string,
+    Mode.ESCAPE_IN_KEY: _Reading._escaped,
+    Mode.COLON: _Reading._colon,
+}
+
+
+def _is_full(frame: Frame) -> bool:
+    return frame.watch.most is not None and len(frame.seen) >= frame.watch.most
+
+
+def _names_left(frame: Frame) -> Collection[str] | None:
+    """What may be the next key, so that neither too few nor too many follow; None: any."""
+    watch = frame.watch
+    missing = {*watch.required} - frame.seen
+    if watch.most is not None and len(frame.seen) + len(missing) >= watch.most:
+        return missing
+    if not watch.names:
+        return None
+    last = max((watch.names.index(name) for name in frame.seen), default=-1)
+    later = watch.names[last + 1 :]
+    return [
+        name
+        for index, name in enumerate(later)
+        if len(frame.seen) + len(later) - index >= watch.least
+    ]
+
+
+def _number(text: str) -> _Number:
+    mantissa, _, power = text.lower().partition("e")
+    whole, _, part = mantissa.partition(".")
+    sign = "-" if whole.startswith("-") else ""
+    digits = (whole.removeprefix("-") + part).lstrip("0")
+    kept = digits.rstrip("0")
+    if not kept:
+        return _ZERO
+    return _Number(sign + kept, int(power or 0) - len(part) + len(digits) - len(kept))
+
+
+def _equal(value: Any) -> _Equal:
+    match value:
+        case dict():
+            return frozenset((key, _equal(member)) for key, member in value.items())
+        case list():
+            return tuple(map(_equal, value))
+        case bool() | None:
+            return json.dumps(value)
+        case str():
+            return f'"{value}'
+    return value
+
+
+# Tokens that end no value: a part of a number, a string that begins.
+_INERT = re.compile(rb'[0-9.eE+-]+|[ \t\r\n]*"[^"]*')
+# Tokens that open an array and end an item of it.
+_COMPOUND = re.compile(rb"(?s).*\[.*,")
+# What may stand behind the end of a string and ends no further value but those around it.
+_PLAIN = re.compile(rb'[ \t\r\n\]}]*[,:]?[ \t\r\n\[{]*(?:"[^"\\]*)?')
+_FIRST_QUOTE = re.compile(rb'([^"\\]*)"')
+# Tokens that end a string are tried one by one up to so many, and else by what stands behind it.
+_MAX_TRIED = 48
+# The most places that are looked at for another item, and tokens behind which there may be none.
+_MAX_LOOKS = 64
+_MAX_ENDS = 32
+_IN_STRING = (Mode.STRING, Mode.IN_KEY)
+_SPACE = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Quoting:
+    """The tokens that have a quotation mark, as read within a string.
+
+    token_ids: of them
+    number:    by what stands behind the mark
+    afters:    that, by these numbers
+    is_alone:  by these numbers, whether each token has to be tried
+    by_before: the tokens by what stands before the mark
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+    afters: tuple[bytes, ...]
+    is_alone: npt.NDArray[np.bool_]
+    by_before: dict[bytes, list[int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Endings:
+    """The tokens of a vocabulary that may be forbidden, by where they begin.
+
+    quoting:   within a string
+    elsewhere: outside of strings
+    compound:  where nothing watched is open
+    by_text:   all tokens by their bytes
+    """
+
+    quoting: _Quoting
+    elsewhere: Bitmask
+    compound: Bitmask
+    by_text: dict[bytes, int]
+
+
+@kept_with_vocabulary(1)
+def endings_of(vocabulary: Vocabulary) -> _Endings:
+    """The tokens that end values; takes a tenth of a second once."""
+    by_text = {token: index for index, token in enumerate(vocabulary.tokens) if token}
+
+    def row(found: Iterator[int]) -> Bitmask:
+        return row_of(list(found), vocabulary.num_words)
+
+    return _Endings(
+        _quoting(by_text),
+        row(index for token, index in by_text.items() if not _INERT.fullmatch(token)),
+        row(index for token, index in by_text.items() if _COMPOUND.match(token)),
+        by_text,
+    )
+
+
+def _quoting(by_text: dict[bytes, int]) -> _Quoting:
+    ids: list[int] = []
+    numbers: list[int] = []
+    afters: dict[bytes, int] = {}
+    by_before: defaultdict[bytes, list[int]] = defaultdict(list)
+    for token, token_id in by_text.items():
+        if b'"' in token:
+            found = _FIRST_QUOTE.match(token)
+            # A token with an escape is one of its own kind.
+            after = token[found.end() :] if found else token
+            if found:
+                by_before[found[1]].append(token_id)
+            ids.append(token_id)
+            numbers.append(afters.setdefault(after, len(afters)))
+    is_alone = [not _PLAIN.fullmatch(after) for after in afters]
+    return _Quoting(
+        np.array(ids, dtype=np.int64),
+        np.array(numbers, dtype=np.int64),
+        tuple(afters),
+        np.array(is_alone, dtype=np.bool_),
+        dict(by_before),
+    )
+
+
+class WatchedLanguage(GrammarLanguage):
+    """A language of JSON in which something is watched."""
+
+    may_have_dead_ends = True
+
+    @cached_property
+    def _watches(self) -> Watches:
+        return Watches(self.watch)
+
+    def _copy_of(self, original: Original) -> "WatchedMatcher":
+        return WatchedMatcher(self, original, original.matcher.deep_copy(), Position(self._watches))
+
+
+class WatchedMatcher(GrammarMatcher):
+    """The state of one output. See `constraints.matcher.Matcher`."""
+
+    def __init__(
+        self, language: GrammarLanguage, original: Original, inner: LLMatcher, place: Position
+    ) -> None:
+        super().__init__(language, original, inner)
+        self._vocabulary = language.vocabulary
+        self._position = place
+        # The same over single bytes, and how many of the tokens it has followed.
+        self._twin: WatchedMatcher | None = None
+        self._num_followed = 0
+
+    def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
+        """Overwrite `row` with the legal tokens; `max_len` is ignored."""
+        super().fill_mask(row)
+        # What is known of items that begin behind a token: white space makes many of the same.
+        known: dict[object, bool] = {}
+        tried = self._endings(row)
+        clear_bits(row, [each for each in tried if not self._may_follow(self._tokens[each], known)])
+        last = [each for each in self._last_values() if is_set(row, each)]
+        clear_bits(row, [each for each in last if not self._may_follow(self._tokens[each], known)])
+
+    def _endings(self, row: Bitmask) -> list[int]:
+        """The legal tokens that may be forbidden; those that certainly are are cleared."""
+        endings = endings_of(self._vocabulary)
+        legal = row
+        if self._position.is_listed:
+            pass  # few are legal
+        elif not self._position.num_watched:
+            legal = row & endings.compound
+        elif self._position.mode in _IN_STRING:
+            return self._string_endings(row, endings.quoting)
+        else:
+            legal = row & endings.elsewhere
+        return allowed_ids(legal).tolist() if legal.any() else []
+
+    def _string_endings(self, row: Bitmask, quoting: _Quoting) -> list[int]:
+        ids = quoting.token_ids
+        has_bit = (row[ids >> 5] >> (ids & 31).astype(np.int32)) & 1 > 0
+        if np.count_nonzero(has_bit) <= _MAX_TRIED:
+            return list(map(int, ids[has_bit]))
+        numbers = quoting.number[has_bit]
+        ids = ids[has_bit]
+        # Whatever the string is, unless it is one that is there.
+        position = self._position
+        is_alone = quoting.is_alone.copy()
+        other = b"~" * position.longest_len + b'"'
+        within = position.is_within_item
+        wanted = position.frames[-1].watch.wanted
+        for number in np.unique(numbers).tolist():
+            after = quoting.afters[number]
+            if is_alone[number]:
+                continue
+            behind = position.behind(other + after)
+            is_legal = behind is not None and behind.has_name_left
+            if (within and (b"]" in after or b"}" in after)) or (
+                wanted and (not is_legal or any(each.most is not None for each in wanted))
+            ):
+                is_alone[number] = True
+            elif not is_legal:
+                clear_bits(row, ids[numbers == number].tolist())
+        contents = position.contents if position.mode is Mode.STRING else []
+        same = [each for text in contents for each in quoting.by_before.get(text, ())]
+        return [*ids[is_alone[numbers]].tolist(), *(each for each in same if is_set(row, each))]
+
+    def _may_follow(self, token: bytes, known: dict[object, bool]) -> bool:
+        after = self._position.behind(token)
+        if after is None or after.item is None:
+            return after is not None and after.has_name_left
+        is_left = after.has_value_left
+        if is_left is not None:
+            return is_left
+        if after.item not in known:
+            known[after.item] = self._leads_on(token)
+        return known[after.item]
+
+    def _last_values(self) -> list[int]:
+        """Tokens that end no value, but behind which only one may follow that is there already."""
+        rests = [] if self._position.is_listed else self._position.rests()
+        longest = sorted(rests, key=len, reverse=True)[:_MAX_ENDS]
+        begun = {rest.removesuffix(b'"') for rest in (*ZEROS.intersection(rests), *longest)}
+        if self._position.mode is Mode.VALUE:
+            begun |= {b" " + text for text in begun}
+        by_text = endings_of(self._vocabulary).by_text
+        return [by_text[text] for text in begun if text in by_text]
+
+    def _leads_on(self, token: bytes) -> bool:
+        """Whether an item that is not there yet may follow behind this token."""
+        ahead = self._bytewise_here()
+        if ahead is None:
+            return True
+        ahead.follow(tuple(token))
+        return ahead.has_another(iter(range(_MAX_LOOKS)))
+
+    def _bytewise_here(self) -> "WatchedMatcher | None":
+        """A copy at this place over single bytes, if there is one."""
+        if self._vocabulary is byte_vocabulary():
+            return self.fork()
+        if self._twin is None:
+            language = self._language.in_bytes()
+            twin = None if language is None else language.matcher()
+            if not isinstance(twin, WatchedMatcher):
+                return None
+            self._twin = twin
+        made = self._made[self._num_followed :]
+        self._twin.follow(tuple(text_of(tuple(made), self._vocabulary)))
+        self._num_followed += len(made)
+        return self._twin.fork()
+
+    def has_another(self, looks: Iterator[int]) -> bool:
+        """Of bytes: whether the item here may become one that is not there; True if not known."""
+        rests = self._position.rests()
+        if not rests or next(looks, None) is None:
+            return True
+        taken = {rest[0] for rest in rests if rest}
+        row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        super().fill_mask(row)
+        later = []
+        for byte in allowed_ids(row).tolist():
+            is_space = self._position.mode is Mode.VALUE and byte in _SPACE
+            if is_space or self._position.behind(self._tokens[byte]) is None:
+                continue
+            if byte not in taken:
+                return True
+            later.append(byte)
+        for byte in later:
+            ahead = self.fork()
+            ahead.follow((byte,))
+            if ahead.has_another(looks):
+                return True
+        return False
+
+    def advance(self, token_id: int) -> None:
+        """Accept a token. Raises IllegalToken and then changes nothing."""
+        after = self._behind((token_id,))
+        if after is None:
+            raise IllegalToken(f"token {token_id} is not legal behind the items or keys before it")
+        super().advance(token_id)
+        self._position = after
+
+    def num_legal(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens could be accepted in sequence."""
+        num_legal = super().num_legal(token_ids)
+        if self._behind(token_ids[:num_legal]) is not None:
+            return num_legal
+        sizes = range(1, num_legal + 1)
+        return bisect(sizes, False, key=lambda size: self._behind(token_ids[:size]) is None)
+
+    def _behind(self, token_ids: Sequence[int]) -> Position | None:
+        tokens = self._tokens
+        known = [tokens[each] for each in token_ids if 0 <= each < len(tokens)]
+        return self._position.behind(b"".join(known))
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Accept several tokens that are known to be legal."""
+        super().follow(token_ids)
+        after = self._behind(token_ids)
+        if after is None:
+            raise EngineFailed("a legal text has an item twice")
+        self._position = after
+
+    def deterministic_suffix(self) -> bytes:
+        """The bytes with which every legal text continues, or the first of them."""
+        forced = super().deterministic_suffix()
+        return forced if self._position.behind(forced) is not None else b""
+
+    def fork(self) -> "WatchedMatcher":
+        """A copy, which shares the lexer and its lock."""
+        copy = WatchedMatcher(
+            self._language, self._original, self._inner.deep_copy(), self._position
+        )
+        copy._made = self._made.copy()
+        copy._has_ended = self._has_ended
+        return copy

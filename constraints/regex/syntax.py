@@ -1,0 +1,581 @@
+r"""Parses regular expressions: Python's, as clients write them, and ECMA 262's, as in schemas.
+
+Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor
+
+The two differ in the meaning of \d, \w, \s and `.`, in a few escapes and in braces. Python's
+classes follow the Unicode version of this Python; ECMA 262's \d and \w are ASCII only. What is not
+regular or not supported by the engine (look-around, backreferences, atomic groups, \b) is refused
+here, where its place is known. Lazy repeats match the same whole texts as greedy ones.
+
+Which characters are equal when a pattern ignores case: the engine follows Unicode. Python has more
+(four of them equal `i`) and fewer: with `(?ai)` only the letters of ASCII, and a class like `\w`
+applies to the character itself, not to its other case.
+"""
+
+import unicodedata
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from constraints.errors import ConstraintError, NotEnforced, complaint
+from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Ranges, in_any_case
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """The empty text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set: code points, and sets with names.
+
+    ranges:    (first, last) code points
+    named:     sets in the engine's syntax, such as `\\p{L}`
+    """
+
+    ranges: Ranges
+    named: tuple[str, ...] = ()
+    negated: bool = False
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """One after the other."""
+
+    parts: tuple["Pattern", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of them."""
+
+    options: tuple["Pattern", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """From `min_count` to `max_count` times, None: unbounded."""
+
+    part: "Pattern"
+    min_count: int
+    max_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The start of the text, or its end."""
+
+    is_start: bool
+    position: int
+
+
+Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor
+
+EMPTY = Empty()
+ANY = Chars((), negated=True)
+
+
+def children(pattern: Pattern) -> tuple[Pattern, ...]:
+    """The direct parts of a pattern."""
+    match pattern:
+        case Concat(parts):
+            return parts
+        case Choice(options):
+            return options
+        case Repeat(part):
+            return (part,)
+        case _:
+            return ()
+
+
+def written_set(chars: Chars) -> str:
+    """A set in the engine's syntax; characters are written as numbers, so none is special."""
+    members = "".join(
+        rf"\x{{{first:X}}}" if first == last else rf"\x{{{first:X}}}-\x{{{last:X}}}"
+        for first, last in chars.ranges
+    ) + "".join(chars.named)
+    if not members:
+        return "(?s:.)" if chars.negated else r"[^\x{0}-\x{10FFFF}]"
+    written = f"[{'^' if chars.negated else ''}{members}]"
+    return f"(?i:{written})" if chars.folded else written
+
+
+class Dialect(Enum):
+    """Which syntax and classes a pattern has."""
+
+    PYTHON = "python"
+    ECMA = "ecma"
+    LARK = "lark"  # Python's, and \p{...}
+
+
+_DIGIT: Ranges = ((0x30, 0x39),)
+_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_ASCII_SPACE: Ranges = ((0x09, 0x0D), (0x20, 0x20))
+_ECMA_SPACE: Ranges = (
+    (0x09, 0x0D),
+    (0x20, 0x20),
+    *((first, last) for first, last in WHITESPACE if first >= 0xA0),
+    (0xFEFF, 0xFEFF),
+)
+# Code points that this Python knows; excludes newer letters of the engine's tables.
+_AGE = rf"\p{{age:{unicodedata.unidata_version.rsplit('.', 1)[0]}}}"
+_CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags at a place of the pattern."""
+
+    folded: bool = False
+    dot_all: bool = False
+    ascii: bool = False
+
+    def switched(self, letters: str, on: bool) -> "Flags":
+        return Flags(
+            on if "i" in letters else self.folded,
+            on if "s" in letters else self.dot_all,
+            on if "a" in letters else self.ascii and not (on and "u" in letters),
+        )
+
+
+class EscapeReader:
+    """Reads a pattern character by character."""
+
+    def __init__(self, text: str, dialect: Dialect) -> None:
+        self._text = text
+        self._is_python = dialect is not Dialect.ECMA
+        self._has_properties = dialect is not Dialect.PYTHON
+        self._at = 0
+        self._flags = Flags()
+
+    def _wrong(self, start: int, what: str, hint: str | None = None) -> ConstraintError:
+        return complaint(self._text, start, max(self._at, start + 1), what, hint)
+
+    def _unsupported(self, start: int, what: str) -> ConstraintError:
+        wrong = self._wrong(start, f"{what} is not supported")
+        return NotEnforced(str(wrong), position=start)
+
+    def _peek(self, length: int = 1) -> str:
+        return self._text[self._at : self._at + length]
+
+    def _take(self, expected: str) -> bool:
+        if self._text.startswith(expected, self._at):
+            self._at += len(expected)
+            return True
+        return False
+
+    def _class_or_code(self, start: int) -> Chars | int:
+        """The class or the character of an escape, inside and outside of sets."""
+        char = self._peek()
+        self._at += 1
+        if not char:
+            raise self._wrong(start, "a `\\` at the end")
+        if char in "dDwWsS":
+            return self._named_class(char)
+        if char in _CONTROLS:
+            return _CONTROLS[char]
+        if char == "a" and self._is_python:
+            return 7
+        if char.isascii() and char.isalnum():
+            return self._numbered(start, char)
+        return ord(char)
+
+    def _numbered(self, start: int, char: str) -> Chars | int:
+        """A character given by number or name, or a property of characters."""
+        if char in "01234567":
+            return self._octal(start, char)
+        if char in "xuU":
+            return self._hex(start, char)
+        if char == "N" and self._is_python:
+            return self._unicode_name(start)
+        if char in "pP" and self._has_properties:
+            return self._property(start, char)
+        letter = self._peek()
+        if char == "c" and not self._is_python and letter.isascii() and letter.isalpha():
+            self._at += 1
+            return ord(letter) % 32
+        raise self._wrong(start, f"`\\{char}` stands for nothing")
+
+    def _named_class(self, char: str) -> Chars:
+        return Chars(*self._class_members(char.lower()), negated=char.isupper())
+
+    def _class_members(self, char: str) -> tuple[Ranges, tuple[str, ...]]:
+        is_ascii = self._flags.ascii or not self._is_python
+        if char == "s":
+            if not self._is_python:
+                return _ECMA_SPACE, ()
+            return (_ASCII_SPACE if is_ascii else WHITESPACE), ()
+        if is_ascii:
+            return (_DIGIT if char == "d" else _WORD), ()
+        if char == "d":
+            return (), (rf"[\p{{Nd}}&&{_AGE}]",)
+        return ((0x5F, 0x5F),), (rf"[[\p{{L}}\p{{N}}]&&{_AGE}]",)
+
+    def _octal(self, start: int, first: str) -> int:
+        digits = first
+        while len(digits) < 3 and self._peek() and self._peek() in "01234567":
+            digits += self._peek()
+            self._at += 1
+        if not self._is_python and digits != "0":
+            raise self._wrong(start, "octal escapes are not allowed; write \\xhh")
+        return int(digits, 8)
+
+    def _hex(self, start: int, char: str) -> int:
+        if char == "u" and not self._is_python and self._take("{"):
+            close = self._text.find("}", self._at)
+            digits = self._text[self._at : close] if close >= 0 else ""
+            self._at = close + 1 if close >= 0 else self._at
+        else:
+            length = {"x": 2, "u": 4, "U": 8}[char]
+            digits = self._peek(length) if char != "U" or self._is_python else ""
+            self._at += length
+            if len(digits) < length:
+                digits = ""
+        if not digits or any(digit not in "0123456789abcdefABCDEF" for digit in digits):
+            raise self._wrong(start, f"`\\{char}` needs hexadecimal digits")
+        code = self._joined(int(digits, 16))
+        if code >= NUM_CODE_POINTS or 0xD800 <= code <= 0xDFFF:
+            raise self._wrong(start, "no such character")
+        return code
+
+    def _joined(self, code: int) -> int:
+        """Join surrogate pairs: ECMA's \\ud83d\\ude00 is one character."""
+        if 0xD800 <= code <= 0xDBFF and not self._is_python and self._peek(2) == "\\u":
+            low = self._text[self._at + 2 : self._at + 6]
+            if len(low) == 4 and low[:1] in "dD" and low[1:2] in "cdefCDEF":
+                self._at += 6
+                return 0x10000 + ((code - 0xD800) << 10) + (int(low, 16) - 0xDC00)
+        return code
+
+    def _unicode_name(self, start: int) -> int:
+        close = self._text.find("}", self._at)
+        name = self._text[self._at + 1 : close] if self._peek() == "{" and close > 0 else ""
+        self._at = max(close + 1, self._at)
+        try:
+            return ord(unicodedata.lookup(name))
+        except (KeyError, TypeError):
+            raise self._wrong(start, "no character has this name") from None
+
+    def _property(self, start: int, char: str) -> Chars:
+        close = self._text.find("}", self._at)
+        name = self._text[self._at + 1 : close] if self._peek() == "{" and close > 0 else ""
+        self._at = max(close + 1, self._at)
+        if not name or not all(
+            each.isascii() and (each.isalnum() or each in "_=") for each in name
+        ):
+            raise self._wrong(start, f"`\\{char}` needs a property's name in braces")
+        return Chars((), (rf"\p{{{name}}}",), negated=char == "P")
+
+
+_CASE_DISTANCE = 0x20
+_LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))
+# I, i, and both with and without a dot.
+_EVERY_I: Ranges = ((0x49, 0x49), (0x69, 0x69), (0x130, 0x131))
+
+
+def folded(chars: Chars, *, is_python: bool, is_ascii: bool) -> Chars:
+    """The set with the other cases of its characters."""
+    if not is_python:
+        return replace(chars, folded=True)
+    if chars.named:
+        # The engine would apply the classes to other cases, too.
+        return replace(chars, ranges=in_any_case(chars.ranges, is_ascii) if chars.ranges else ())
+    if is_ascii:
+        return replace(chars, ranges=chars.ranges + _in_other_case(chars.ranges))
+    has_i = any(
+        first <= last_i and first_i <= last
+        for first, last in chars.ranges
+        for first_i, last_i in _EVERY_I
+    )
+    return replace(chars, ranges=chars.ranges + (_EVERY_I if has_i else ()), folded=True)
+
+
+def _in_other_case(ranges: Ranges) -> Ranges:
+    return tuple(
+        (max(first, low) + distance, min(last, high) + distance)
+        for first, last in ranges
+        for low, high, distance in _LETTERS
+        if first <= high and low <= last
+    )
+
+
+# The most repeats: engines count in 32 bits.
+MAX_REPEAT = 1_000_000
+_MAX_DEPTH = 100
+
+
+_FLAGS = frozenset("aimsux")
+_LOOKS = {"=": "look-ahead", "!": "look-ahead", "<=": "look-behind", "<!": "look-behind"}
+_UNSUPPORTED_GROUPS = {
+    ">": "an atomic group",
+    "(": "a condition on a group",
+    "P=": "a reference back",
+}
+
+
+def parse(text: str, dialect: Dialect) -> Pattern:
+    """Parse a pattern. Raises Malformed, and NotEnforced for what masks cannot enforce."""
+    return PatternParser(text, dialect).parse()
+
+
+class PatternParser(EscapeReader):
+    """Parses one pattern from left to right."""
+
+    def __init__(self, text: str, dialect: Dialect) -> None:
+        super().__init__(text, dialect)
+        self._depth = 0
+        self._names: set[str] = set()
+        # The first construct that only other automata may support.
+        self._refusal: ConstraintError | None = None
+
+    def parse(self) -> Pattern:
+        pattern = self._choice()
+        if self._at < len(self._text):
+            raise self._wrong(self._at, "a `)` that closes nothing")
+        if self._refusal is not None:
+            raise self._refusal
+        return pattern
+
+    def _refuse_later(self, start: int, what: str) -> None:
+        """Record a refusal; it is raised only if the rest of the pattern is well-formed."""
+        self._refusal = self._refusal or self._unsupported(start, what)
+
+    def _choice(self) -> Pattern:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._wrong(self._at, f"groups in groups, more than {_MAX_DEPTH} deep")
+        flags = self._flags
+        options = [self._concat()]
+        while self._take("|"):
+            options.append(self._concat())
+        self._flags = flags
+        self._depth -= 1
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def _concat(self) -> Pattern:
+        parts: list[Pattern] = []
+        while self._at < len(self._text) and self._peek() not in "|)":
+            start = self._at
+            part = self._atom()
+            if part is not None:
+                parts.append(self._repeated(part, start))
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts)) if parts else EMPTY
+
+    def _atom(self) -> Pattern | None:
+        """One repeatable item; None for items without text, such as flags."""
+        start = self._at
+        char = self._peek()
+        self._at += 1
+        match char:
+            case "(":
+                return self._group(start)
+            case "[":
+                return self._set(start)
+            case ".":
+                return self._dot()
+            case "^" | "$":
+                return Anchor(char == "^", start)
+            case "\\":
+                return self._escape(start)
+            case "*" | "+" | "?":
+                raise self._wrong(start, f"nothing before `{char}` to repeat")
+            case "{" if self._bounds(start) is not None:
+                raise self._wrong(start, "nothing before `{` to repeat")
+            case _:
+                return self._char(ord(char))
+
+    def _char(self, code: int) -> Chars:
+        return self._folded(Chars(((code, code),)))
+
+    def _dot(self) -> Chars:
+        if self._flags.dot_all:
+            return ANY
+        ends: Ranges = ((10, 10),)
+        if not self._is_python:
+            ends = ((10, 10), (13, 13), (0x2028, 0x2029))
+        return Chars(ends, negated=True)
+
+    # -- repeats
+
+    def _repeated(self, part: Pattern, start: int) -> Pattern:
+        at = self._at
+        bounds = self._repeat_bounds(at)
+        if bounds is None:
+            return part
+        if isinstance(part, Anchor) and self._text[start] != "(":
+            raise self._wrong(start, "an anchor cannot be repeated")
+        min_count, max_count = bounds
+        if max(min_count, max_count or 0) > MAX_REPEAT:
+            raise self._wrong(at, f"a repeat of more than {MAX_REPEAT}")
+        if max_count is not None and min_count > max_count:
+            raise self._wrong(at, "the least number of repeats is larger than the most")
+        if self._take("+"):
+            raise self._unsupported(at, "a possessive repeat")
+        self._take("?")  # lazy: the same texts
+        again = self._at
+        if self._repeat_bounds(again) is not None:
+            raise self._wrong(again, "a repeat of a repeat; put the inner one in (?:...)")
+        if isinstance(part, Anchor):
+            return part if min_count else EMPTY
+        return Repeat(part, min_count, max_count)
+
+    def _repeat_bounds(self, start: int) -> tuple[int, int | None] | None:
+        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(sign):
+                return bounds
+        if self._take("{"):
+            found = self._bounds(start)
+            if found is None:
+                self._at = start
+            return found
+        return None
+
+    def _bounds(self, start: int) -> tuple[int, int | None] | None:
+        """The counts behind `{`; None: the brace is an ordinary character."""
+        close = self._text.find("}", start)
+        inner = self._text[start + 1 : close] if close >= 0 else ""
+        low, comma, high = inner.partition(",")
+        is_repeat = (low or (self._is_python and comma)) and all(
+            not number or (number.isascii() and number.isdigit()) for number in (low, high)
+        )
+        if not is_repeat or len(inner) > 40:
+            return None
+        self._at = close + 1
+        min_count = int(low or 0)
+        return min_count, min_count if not comma else int(high) if high else None
+
+    # -- groups
+
+    def _group(self, start: int) -> Pattern | None:
+        flags = self._flags
+        if self._take("?"):
+            if self._take("#"):
+                self._skip_comment(start)
+                return None
+            if self._is_flags_alone(start):
+                return None
+            self._group_kind(start)
+        pattern = self._choice()
+        if not self._take(")"):
+            raise self._wrong(start, "this `(` is never closed")
+        self._flags = flags
+        return pattern
+
+    def _skip_comment(self, start: int) -> None:
+        close = self._text.find(")", self._at)
+        if close < 0:
+            raise self._wrong(start, "this comment is never closed")
+        self._at = close + 1
+
+    def _group_kind(self, start: int) -> None:
+        """Read what follows `(?` up to the group's content."""
+        if self._take(":"):
+            return
+        for sign, name in _LOOKS.items():
+            if self._take(sign):
+                self._refuse_later(start, name)
+                return
+        for sign, name in _UNSUPPORTED_GROUPS.items():
+            if self._take(sign):
+                raise self._unsupported(start, name)
+        if self._take("P<" if self._is_python else "<"):
+            close = self._text.find(">", self._at)
+            name = self._text[self._at : close] if close >= 0 else ""
+            self._at = close + 1 if close >= 0 else self._at
+            if not name.isidentifier():
+                raise self._wrong(start, "a group's name is an identifier between `<` and `>`")
+            if name in self._names:
+                raise self._wrong(start, f"a second group named `{name}`")
+            self._names.add(name)
+            return
+        on, off = self._flag_letters(start)
+        if not self._take(":"):
+            raise self._wrong(start, "a kind of group that is not known")
+        self._flags = self._flags.switched(on, True).switched(off, False)
+
+    def _is_flags_alone(self, start: int) -> bool:
+        """Whether this is `(?i)`, which applies from here on; if so it is consumed."""
+        at = self._at
+        on, off = self._flag_letters(start)
+        if not on or off or not self._take(")"):
+            self._at = at
+            return False
+        if at != 2:
+            raise self._wrong(start, "flags for the whole pattern stand at its beginning")
+        self._flags = self._flags.switched(on, True)
+        return True
+
+    def _flag_letters(self, start: int) -> tuple[str, str]:
+        at = self._at
+        while self._peek() and (self._peek() in _FLAGS or self._peek() == "-"):
+            self._at += 1
+        on, _, off = self._text[at : self._at].partition("-")
+        if "x" in on:
+            raise self._unsupported(start, "the flag x")
+        return on, off
+
+    # -- escapes and sets
+
+    def _escape(self, start: int) -> Pattern:
+        char = self._peek()
+        if char in ("A", "Z") and self._is_python:
+            self._at += 1
+            return Anchor(char == "A", start)
+        if char in ("b", "B"):
+            self._at += 1
+            self._refuse_later(start, f"a word boundary `\\{char}`")
+            return EMPTY
+        if char in ("k", "g") or (char in "123456789" and char and not self._is_octal()):
+            self._at += 1
+            raise self._unsupported(start, "a reference back")
+        found = self._class_or_code(start)
+        return found if isinstance(found, Chars) else self._char(found)
+
+    def _is_octal(self) -> bool:
+        digits = self._peek(3)
+        return len(digits) == 3 and digits[0] in "0123" and set(digits) <= set("01234567")
+
+    def _set(self, start: int) -> Chars:
+        negated = self._take("^")
+        ranges: list[tuple[int, int]] = []
+        named: list[str] = []
+        is_first = self._is_python
+        while is_first or not self._take("]"):
+            if self._at >= len(self._text):
+                raise self._wrong(start, "this `[` is never closed")
+            is_first = False
+            at = self._at
+            low = self._set_item()
+            if self._peek() == "-" and self._peek(2) not in ("-]", "-"):
+                self._at += 1
+                high = self._set_item()
+                if isinstance(low, Chars) or isinstance(high, Chars):
+                    raise self._wrong(at, "a range goes from a character to a character")
+                if low > high:
+                    raise self._wrong(at, "a range whose end is before its beginning")
+                ranges.append((low, high))
+            elif isinstance(low, Chars):
+                self._add_class(low, ranges, named)
+            else:
+                ranges.append((low, low))
+        return self._folded(Chars(tuple(ranges), tuple(named), negated))
+
+    def _add_class(self, chars: Chars, ranges: list[tuple[int, int]], named: list[str]) -> None:
+        named.append(written_set(chars))
+
+    def _folded(self, chars: Chars) -> Chars:
+        """The set, with other letter cases if the pattern ignores case."""
+        if not self._flags.folded:
+            return chars
+        return folded(chars, is_python=self._is_python, is_ascii=self._flags.ascii)
+
+    def _set_item(self) -> Chars | int:
+        start = self._at
+        char = self._peek()
+        self._at += 1
+        if char != "\\":
+            return ord(char) if char else 0
+        if self._take("b"):
+            return 8
+        return self._class_or_code(start)

@@ -1,0 +1,452 @@
+r"""Translates patterns into the engine's syntax, where the whole text must match.
+
+    Python's   re.fullmatch(pattern, text)         `^` and `$` have no effect at the edges
+    a schema's re.search(pattern, text)            `^` and `$` anchor the match to the edges
+
+The engine has no anchors inside of a pattern, so they are moved to its edges, or refused.
+
+In the pattern of a JSON string the engine takes a set with all control characters to allow every
+escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
+
+Of a pattern that matches nothing, the smallest part that does not is found, for the message:
+
+    foo$bar  ->  $b        adjacent items; each candidate is tried as a pattern of its own
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from constraints.errors import ConstraintError, Contradiction, NotEnforced, complaint, short
+from constraints.grammars.engine import HEADER
+from constraints.regex.automaton import matches
+from constraints.regex.look_around import without_look_around
+from constraints.regex.syntax import (
+    ANY,
+    EMPTY,
+    Anchor,
+    Chars,
+    Choice,
+    Concat,
+    Dialect,
+    Empty,
+    Pattern,
+    Repeat,
+    children,
+    parse,
+    written_set,
+)
+from constraints.where.limits import OutOfReach
+
+_NUL = (0, 0)
+_CONTROLS = range(0x20)
+_ESCAPED = (ord('"'), ord("\\"))
+
+
+def without_misread_sets(pattern: Pattern) -> Pattern:
+    """The same pattern; where sets would be misread, without NUL in any set like them."""
+    if any(_is_misread(chars) for chars in _sets(pattern)):
+        return _mapped(pattern, _without_nul)
+    return pattern
+
+
+def _sets(pattern: Pattern) -> Iterator[Chars]:
+    match pattern:
+        case Chars():
+            yield pattern
+        case Concat(parts) | Choice(parts):
+            for part in parts:
+                yield from _sets(part)
+        case Repeat(part):
+            yield from _sets(part)
+
+
+def _mapped(pattern: Pattern, change: Callable[[Chars], Chars]) -> Pattern:
+    match pattern:
+        case Chars():
+            return change(pattern)
+        case Concat(parts):
+            return Concat(tuple(_mapped(part, change) for part in parts))
+        case Choice(options):
+            return Choice(tuple(_mapped(option, change) for option in options))
+        case Repeat(part):
+            return replace(pattern, part=_mapped(part, change))
+        case _:
+            return pattern
+
+
+def _is_misread(chars: Chars) -> bool:
+    # The members of named sets are known to the engine only.
+    return bool(chars.named) or (
+        not _has_escaped(chars) and all(_has(chars, code) for code in _CONTROLS)
+    )
+
+
+def _has_escaped(chars: Chars) -> bool:
+    return all(_has(chars, code) for code in _ESCAPED)
+
+
+def _has(chars: Chars, code: int) -> bool:
+    return chars.negated != any(first <= code <= last for first, last in chars.ranges)
+
+
+def _without_nul(chars: Chars) -> Chars:
+    if chars.named:
+        inner = written_set(replace(chars, folded=False))
+        return Chars((), (rf"{inner}&&[^\x{{0}}]",), folded=chars.folded)
+    if _has_escaped(chars) or not _has(chars, 0):
+        return chars
+    if chars.negated:
+        return replace(chars, ranges=(_NUL, *chars.ranges))
+    rest = ((max(first, 1), last) for first, last in chars.ranges if last)
+    return replace(chars, ranges=tuple(rest))
+
+
+# The most states of all candidates: about a fifth of a second; makes the result deterministic.
+_MAX_STATES = 1500
+_MAX_ITEMS = 2000
+_ANYTHING = "(?s:.*)"
+_FLAGS = re.compile(r"\(\?[aimsux]+\)")
+_GROUP = re.compile(r"\((?:\?:|\?P<\w+>|(?!\?))")
+_ATOM = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|[0-7]{1,3}|.)"
+    r"|\[\^?\]?(?:\\.|[^\]\\])*\]|.",
+    re.DOTALL,
+)
+_REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})[?+]?")
+
+# A place: text[start:end].
+Span = tuple[int, int]
+
+
+def unmatchable_parts(pattern: str) -> tuple[Span, ...]:
+    """For a pattern that matches nothing, a part of each alternative that matches nothing.
+
+    The whole pattern if there are too many candidates, or if it is in verbose syntax.
+    """
+    flags = _FLAGS.match(pattern)
+    begin = flags.end() if flags else 0
+    if flags and "x" in flags.group():
+        return ((0, len(pattern)),)
+    search = _Search(pattern, flags.group() if flags else "")
+    try:
+        return tuple(search.piece(option) for option in _options(pattern, begin, len(pattern)))
+    except (ConstraintError, OutOfReach, RecursionError):
+        return ((0, len(pattern)),)
+
+
+class _Search:
+    """Tries parts of one pattern, within the limit of states."""
+
+    def __init__(self, pattern: str, flags: str) -> None:
+        self._pattern = pattern
+        self._flags = flags
+        self._states_left = _MAX_STATES
+
+    def piece(self, option: Span) -> Span:
+        """The smallest part found of an alternative that matches nothing."""
+        items = _items(self._pattern, *option)
+        if not 1 < len(items) <= _MAX_ITEMS:
+            return self._inside(items[0]) if items else option
+        last = _first(
+            len(items) - 1, lambda index: self._is_empty((option[0], items[index][1]), option)
+        )
+        rest = items[: last + 1]
+        skipped = last - _first(
+            last, lambda index: self._is_empty((rest[last - index][0], rest[-1][1]), option)
+        )
+        start = rest[skipped][0]
+        end = rest[-1][1]
+        return (start, end) if skipped < last else self._inside((start, end))
+
+    def _inside(self, item: Span) -> Span:
+        """A part of a group that matches nothing in any context."""
+        group = _GROUP.match(self._pattern, item[0])
+        end = _end_of_atom(self._pattern, item[0])
+        if group is None or end != item[1]:
+            return item
+        options = _options(self._pattern, group.end(), end - 1)
+        if len(options) > 1 or not self._is_empty(options[0], item):
+            return item
+        return self.piece(options[0])
+
+    def _is_empty(self, piece: Span, whole: Span) -> bool:
+        """Whether a part of `whole` never matches; False if the limit is reached."""
+        if self._states_left <= 0:
+            return False
+        before = _ANYTHING if piece[0] > whole[0] else ""
+        after = _ANYTHING if piece[1] < whole[1] else ""
+        tried = f"{self._flags}{before}(?:{self._pattern[slice(*piece)]}){after}"
+        automaton = matches(tried)
+        self._states_left -= automaton.num_states
+        return not automaton.accepts.any()
+
+
+def _first(last: int, holds: Callable[[int], bool]) -> int:
+    """The first of 0..last for which `holds`, which is monotonic and holds for the last."""
+    low = 0
+    high = last
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
+
+
+def _options(pattern: str, begin: int, end: int) -> list[Span]:
+    """The alternatives of a part of a pattern."""
+    options = []
+    start = begin
+    at = begin
+    while at < end:
+        if pattern[at] == "|":
+            options.append((start, at))
+            start = at + 1
+        at = _end_of_atom(pattern, at)
+    return [*options, (start, end)]
+
+
+def _items(pattern: str, begin: int, end: int) -> list[Span]:
+    """The items of an alternative, with their repeats."""
+    items = []
+    at = begin
+    while at < end:
+        start = at
+        at = _end_of_atom(pattern, at)
+        repeat = _REPEAT.match(pattern, at, end)
+        at = repeat.end() if repeat else at
+        items.append((start, at))
+    return items
+
+
+def _end_of_atom(pattern: str, at: int) -> int:
+    """The end of a character, an escape, a set or a group."""
+    depth = 0
+    while True:
+        atom = _ATOM.match(pattern, at)
+        if atom is None:
+            return len(pattern)
+        at = atom.end()
+        depth += (atom.group() == "(") - (atom.group() == ")")
+        if depth <= 0:
+            return at
+
+
+_ANY_TEXT = Repeat(ANY, 0, None)
+# The anchored and the unanchored alternatives of a pattern at one edge; None: there are none.
+_Split = tuple[Pattern | None, Pattern | None]
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ ")
+
+
+def to_grammar(pattern: str) -> str:
+    """The grammar of the texts that match the whole pattern. Raises Malformed, NotEnforced."""
+    return f"{HEADER}start: /{translate(pattern)}/\n"
+
+
+def contradiction(pattern: str) -> Contradiction:
+    """The error for a pattern that matches nothing; shows the parts that cannot match."""
+    spans = unmatchable_parts(pattern)
+    parts = tuple(pattern[start:end] for start, end in spans)
+    what = f"nothing matches `{short(parts[0])}` here"
+    if len(parts) > 1:
+        what += f", and no other alternative can match: {', '.join(map(short, parts[1:5]))}"
+    return Contradiction(str(complaint(pattern, *spans[0], what)), parts)
+
+
+def translate(pattern: str) -> str:
+    """Python's pattern in the engine's syntax, for use between slashes.
+
+    A text matches the result if and only if re.fullmatch(pattern, text). Raises Malformed,
+    NotEnforced.
+    """
+    return _written_without_anchors(matching(pattern), pattern)
+
+
+def matching(pattern: str) -> Pattern | None:
+    """A pattern of the texts that Python's pattern matches as a whole. None: there are none.
+
+    Raises Malformed, NotEnforced.
+    """
+    whole = [
+        part
+        for _, each in _held(_split(parse(pattern, Dialect.PYTHON), is_start=True))
+        for _, part in _held(_split(each, is_start=False))
+    ]
+    return _choice(whole)
+
+
+def translate_terminal(pattern: str) -> str:
+    """A terminal's pattern (Python's syntax and \\p{...}); anchors are refused.
+
+    Raises Malformed, NotEnforced.
+    """
+    return _written_without_anchors(parse(pattern, Dialect.LARK), pattern)
+
+
+def translate_search(pattern: str) -> str:
+    """A schema's pattern (ECMA 262) in the engine's syntax, matching whole texts that contain it.
+
+    For use in a schema. Raises Malformed, NotEnforced.
+    """
+    whole = [without_misread_sets(each) for each in _searched(pattern)]
+    return _written_without_anchors(_choice(whole), pattern)
+
+
+def search_grammar(pattern: str) -> str:
+    """The grammar of the texts that contain a schema's pattern. Raises Malformed, NotEnforced."""
+    translated = _written_without_anchors(searching(pattern), pattern)
+    return f"{HEADER}start: /{translated}/\n"
+
+
+def searching(pattern: str) -> Pattern | None:
+    """A pattern of the whole texts that contain a schema's pattern. None: there are none.
+
+    Raises Malformed, NotEnforced.
+    """
+    return _choice(_searched(pattern))
+
+
+def _searched(pattern: str) -> list[Pattern]:
+    try:
+        parsed = parse(pattern, Dialect.ECMA)
+    except NotEnforced as error:
+        try:
+            found = without_look_around(pattern)
+        except (OutOfReach, NotEnforced):
+            raise error from None
+        return [] if found is None else [found]
+    whole: list[Pattern] = []
+    for is_started, each in _held(_split(parsed, is_start=True)):
+        for is_ended, part in _held(_split(each, is_start=False)):
+            before = () if is_started else (_ANY_TEXT,)
+            after = () if is_ended else (_ANY_TEXT,)
+            whole.append(_concat((*before, part, *after)))
+    return whole
+
+
+def _held(split: _Split) -> list[tuple[bool, Pattern]]:
+    """The alternatives of a split, each with whether it is anchored to the edge."""
+    return [(not index, part) for index, part in enumerate(split) if part is not None]
+
+
+def _split(pattern: Pattern, *, is_start: bool) -> _Split:
+    """The alternatives that are anchored to this edge, and those that are not."""
+    match pattern:
+        case Anchor() if pattern.is_start == is_start:
+            return EMPTY, None
+        case Choice(options):
+            splits = [_split(option, is_start=is_start) for option in options]
+            return (
+                _choice([anchored for anchored, _ in splits if anchored is not None]),
+                _choice([free for _, free in splits if free is not None]),
+            )
+        case Repeat(part, 0, 1) if _has_anchor(part):
+            anchored, free = _split(part, is_start=is_start)
+            return anchored, EMPTY if free is None else _choice([free, EMPTY])
+        case Concat(parts) if parts:
+            return _split_concat(parts, is_start=is_start)
+        case _:
+            return None, pattern
+
+
+def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
+    ordered = parts if is_start else parts[::-1]
+    num_held = next(
+        (
+            index
+            for index, part in enumerate(ordered)
+            if not isinstance(part, Anchor) or part.is_start != is_start
+        ),
+        len(parts),
+    )
+    if num_held:
+        inner = parts[num_held:] if is_start else parts[: len(parts) - num_held]
+        held, loose = _split(_concat(inner), is_start=is_start)
+        return _choice([each for each in (held, loose) if each is not None]), None
+    edge, rest = (parts[0], parts[1:]) if is_start else (parts[-1], parts[:-1])
+    join: Callable[[Pattern, Pattern], Pattern] = (
+        (lambda one, other: _concat((one, other)))
+        if is_start
+        else (lambda one, other: _concat((other, one)))
+    )
+    anchored, free = _split(edge, is_start=is_start)
+    others = _concat(rest)
+    if anchored is None:
+        return None, None if free is None else join(free, others)
+    if isinstance(anchored, Empty) and free is None:
+        # `^^a`, `^(?:^a)`: the next part is at the edge, too, and anchored already.
+        started, loose = _split(others, is_start=is_start)
+        return _choice([each for each in (started, loose) if each is not None]), None
+    return join(anchored, others), None if free is None else join(free, others)
+
+
+def _concat(parts: tuple[Pattern, ...]) -> Pattern:
+    flat: list[Pattern] = []
+    for part in parts:
+        if isinstance(part, Concat):
+            flat.extend(part.parts)
+        elif not isinstance(part, Empty):
+            flat.append(part)
+    return flat[0] if len(flat) == 1 else Concat(tuple(flat)) if flat else EMPTY
+
+
+def _choice(options: list[Pattern]) -> Pattern | None:
+    if not options:
+        return None
+    return options[0] if len(options) == 1 else Choice(tuple(options))
+
+
+def _has_anchor(pattern: Pattern) -> bool:
+    return next(_anchors(pattern), None) is not None
+
+
+def _anchors(pattern: Pattern) -> Iterator[Anchor]:
+    if isinstance(pattern, Anchor):
+        yield pattern
+    for part in children(pattern):
+        yield from _anchors(part)
+
+
+def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
+    if pattern is None:
+        return written_set(Chars(()))
+    for anchor in _anchors(pattern):
+        sign = "^" if anchor.is_start else "$"
+        what = f"`{sign}` is supported only where the edge of the text is known to be"
+        wrong = complaint(text, anchor.position, anchor.position + 1, what)
+        raise NotEnforced(str(wrong), position=anchor.position)
+    return written(pattern)
+
+
+def written(pattern: Pattern) -> str:
+    """A pattern without anchors in the engine's syntax."""
+    match pattern:
+        case Empty():
+            return "(?:)"
+        case Chars(((first, last),), (), False, False) if first == last and chr(first) in _PLAIN:
+            return chr(first)
+        case Chars():
+            return written_set(pattern)
+        case Concat(parts):
+            return "".join(written(part) for part in parts)
+        case Choice(options):
+            return f"(?:{'|'.join(written(option) for option in options)})"
+        case Repeat(part, min_count, max_count):
+            inner = written(part)
+            if not isinstance(part, Chars | Choice):
+                inner = f"(?:{inner})"
+            return inner + _bounds(min_count, max_count)
+        case Anchor():
+            raise AssertionError("anchors are gone by now")
+
+
+def _bounds(min_count: int, max_count: int | None) -> str:
+    match min_count, max_count:
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+        case 0, 1:
+            return "?"
+    if min_count == max_count:
+        return f"{{{min_count}}}"
+    return f"{{{min_count},{'' if max_count is None else max_count}}}"

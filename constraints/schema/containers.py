@@ -1,0 +1,439 @@
+"""Keywords of objects and arrays.
+
+For the engine a key has one rule. So of `patternProperties` and `propertyNames` patterns that
+overlap become cells, each of the keys that are in some of the patterns and in no others, and names
+that are allowed become a part of each:
+
+    patternProperties {^x: A, y$: B}           ->  {^x and y$: A and B, ^x alone: A, y$ alone: B}
+    propertyNames P, properties a, others B    ->  {P but not "a": B}, and no others
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import combinations
+
+from constraints.errors import NotEnforced, TooComplex
+from constraints.regex.search import is_found
+from constraints.regex.syntax import Pattern, Repeat, children
+from constraints.regex.writing import searching
+from constraints.schema import formats
+from constraints.schema.keywords import is_annotation
+from constraints.schema.place import Handler, Place
+from constraints.schema.reading import Json, below
+from constraints.schema.scalars import engine_pattern
+
+_MAX_REFERENCES = 20
+# The engine compares all pairs.
+_MAX_PATTERNS = 64
+# Each further pattern doubles the number of cells.
+_MAX_CELLED = 4
+# Lengths are enforced by a pattern, which needs states.
+_MAX_NAME_LEN = 1000
+_OF_NAMES = frozenset(("pattern", "format", "minLength", "maxLength"))
+_OTHER_NAMES = (
+    "names of properties are enforced by `enum` or `const`, or by `pattern`, `format` and lengths"
+)
+
+
+def pattern_properties(place: Place, value: Json, pointer: str) -> None:
+    """The keyword's handler; also for patterns that another keyword brings."""
+    if len(value) > _MAX_PATTERNS:
+        raise TooComplex(f"{pointer}: more than {_MAX_PATTERNS} patterns of one object")
+    enforced = [each for each in value if engine_pattern(place, each, pointer) is not None]
+    allowed = _patterns_of(_names(place, pointer))
+    patterns: dict[str, Json] = {}
+    for inside, outside in _cells(place, enforced):
+        named = _named_alone(place, [*allowed, *inside], outside)
+        if named is not None:
+            _put_named(place, {name: _rule(place, value, inside, pointer) for name in named})
+            continue
+        translated = engine_pattern(place, _cell([*allowed, *inside], outside), pointer)
+        if translated is not None:
+            patterns[translated] = _rule(place, value, inside, pointer)
+    # Other keywords may have been handled before.
+    place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
+
+
+def _rule(place: Place, value: Json, inside: Sequence[str], pointer: str) -> Json:
+    """What holds of the keys of a cell; each has one of its own, which later steps change."""
+    parts = [place.rewriter.schema(value[each], below(pointer, each)) for each in inside]
+    return parts[0] if len(parts) == 1 else {"allOf": parts}
+
+
+def _named_alone(place: Place, inside: Sequence[str], outside: Collection[str]) -> list[str] | None:
+    """The keys of a cell if all are named, behind which the engine breaks. None: there are more."""
+    named = _named(place)
+    try:
+        if not _has_keys(place, inside, outside):
+            return []
+        found = searching(_cell(inside, outside))
+        if found is None or not named or not _is_finite(found):
+            return None
+        if _has_keys(place, inside, [*outside, _one_of(named)]):
+            return None
+    except NotEnforced:
+        return None
+    return [
+        name
+        for name in named
+        if all(is_found(each, name) for each in inside)
+        and not any(is_found(each, name) for each in outside)
+    ]
+
+
+def _is_finite(pattern: Pattern) -> bool:
+    is_endless = isinstance(pattern, Repeat) and pattern.max_count is None
+    return not is_endless and all(map(_is_finite, children(pattern)))
+
+
+def _put_named(place: Place, rules: dict[str, Json]) -> None:
+    """The rules of keys by name."""
+    if rules:
+        place.out["properties"] = dict.fromkeys(rules, True) | place.out.get("properties", {})
+        place.also.append({"properties": rules})
+
+
+def _named(place: Place) -> list[str]:
+    """The names that are declared or required."""
+    return [
+        *dict.fromkeys([*place.schema.get("properties", {}), *place.schema.get("required", ())])
+    ]
+
+
+def _one_of(names: Collection[str]) -> str:
+    return f"^(?:{'|'.join(map(_escaped, names))})$"
+
+
+def _cells(place: Place, patterns: Sequence[str]) -> list[tuple[Sequence[str], list[str]]]:
+    """The patterns that the keys of a cell are in, and those that they must not be in."""
+    alone: list[tuple[Sequence[str], list[str]]] = [([each], []) for each in patterns]
+    if not 1 < len(patterns) <= _MAX_CELLED:
+        return alone
+    cells: list[tuple[Sequence[str], list[str]]] = []
+    try:
+        if not any(_has_keys(place, pair, ()) for pair in combinations(patterns, 2)):
+            return alone
+        for size in range(1, len(patterns) + 1):
+            for inside in combinations(patterns, size):
+                outside = [each for each in patterns if each not in inside]
+                if _has_keys(place, inside, outside):
+                    cells.append((inside, outside))
+    except NotEnforced:
+        return alone  # the engine refuses those that overlap
+    return cells
+
+
+def _has_keys(place: Place, inside: Sequence[str], outside: Collection[str]) -> bool:
+    """Whether a cell has any key. Raises NotEnforced."""
+    cell = _cell(inside, outside)
+    if not place.rewriter.may_look_around(cell):
+        raise NotEnforced("too many patterns of keys that overlap")
+    return searching(cell) is not None
+
+
+def _cell(inside: Sequence[str], outside: Collection[str]) -> str:
+    """A pattern of the texts in which the first ones are found, and the others are not."""
+    if len(inside) == 1 and not outside:
+        return inside[0]
+    found = [rf"(?=[\s\S]*(?:{each}))" for each in inside]
+    missed = [rf"(?![\s\S]*(?:{each}))" for each in outside]
+    return f"^{''.join([*found, *missed])}"
+
+
+def _property_names(place: Place, value: Json, pointer: str) -> None:
+    """Rewritten as `properties` for a list of names, or as `patternProperties`."""
+    place.rewriter.probe(value, pointer)
+    match _names(place, pointer):
+        case False:
+            place.out["maxProperties"] = 0
+        case True:
+            return
+        case {"enum": listed, **rest} if not rest:
+            _only_names(place, listed, pointer)
+        case {"const": name, **rest} if not rest:
+            _only_names(place, [name], pointer)
+        case names if not names.keys() <= _OF_NAMES or _is_unknown(names.get("format")):
+            place.rewriter.refuse(pointer, _OTHER_NAMES)
+        case names:
+            longest = max(names.get("minLength", 0), names.get("maxLength", 0))
+            if longest > _MAX_NAME_LEN:
+                reason = f"lengths of names beyond {_MAX_NAME_LEN} are not enforced"
+                place.rewriter.refuse(pointer, reason)
+            elif names.get("maxLength", longest) < names.get("minLength", 0):
+                place.out["maxProperties"] = 0
+            else:
+                _names_by_patterns(place, _patterns_of(names), pointer)
+
+
+def _names(place: Place, pointer: str) -> Json:
+    """What `propertyNames` asserts of strings, behind references; true: nothing."""
+    names = _assertions(place.schema.get("propertyNames", True))
+    for _ in range(_MAX_REFERENCES):
+        if isinstance(names, dict) and set(names) == {"$ref"}:
+            target = place.rewriter.resolve(names["$ref"], pointer)
+            place.rewriter.probe(place.rewriter.raw(target), target)
+            names = _assertions(place.rewriter.raw(target))
+    if isinstance(names, dict) and names.get("type") == "string":
+        return {key: names[key] for key in names if key != "type"} or True
+    return names
+
+
+def _assertions(schema: Json) -> Json:
+    """The schema without annotations."""
+    if isinstance(schema, bool):
+        return schema
+    return {key: value for key, value in schema.items() if not is_annotation(key)} or True
+
+
+def _is_unknown(name: Json) -> bool:
+    return name is not None and name not in formats.PATTERNS and name != "uuid"
+
+
+def _patterns_of(names: Json) -> list[str]:
+    """Patterns that are all found in every name that is allowed; none: it is not by patterns."""
+    if not isinstance(names, dict) or not names.keys() <= _OF_NAMES:
+        return []
+    found = [names["pattern"]] if "pattern" in names else []
+    if "format" in names and not _is_unknown(names["format"]):
+        found.append(f"^(?:{formats.PATTERNS.get(names['format'], formats.UUID)})$")
+    if names.get("minLength") or "maxLength" in names:
+        most = int(names["maxLength"]) if "maxLength" in names else ""
+        found.append(rf"^[\s\S]{{{int(names.get('minLength', 0))},{most}}}$")
+    return found
+
+
+def _only_names(place: Place, names: list[Json], pointer: str) -> None:
+    if "patternProperties" in place.schema:
+        place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
+        return
+    declared = place.schema.get("properties", {})
+    rest = place.schema.get("additionalProperties", True)
+    listed = [name for name in names if isinstance(name, str)]
+    properties: dict[str, Json] = {name: False for name in declared if name not in listed}
+    for name in listed:
+        if name not in declared:
+            properties[name] = place.rewriter.schema(rest, pointer)
+    place.out["properties"] = place.out.get("properties", {}) | properties
+    place.out["additionalProperties"] = False
+
+
+def _names_by_patterns(place: Place, allowed: list[str], pointer: str) -> None:
+    if not allowed or None in [engine_pattern(place, each, pointer) for each in allowed]:
+        return
+    declared = place.schema.get("properties", {})
+    named = _named(place)
+    wrong = [name for name in named if not all(is_found(each, name) for each in allowed)]
+    if wrong:
+        place.out["properties"] = place.out.get("properties", {}) | dict.fromkeys(wrong, False)
+    rest = place.schema.get("additionalProperties", True)
+    outside = [*place.schema.get("patternProperties", {})]
+    if declared:
+        outside.append(_one_of(declared))
+    translated = engine_pattern(place, _cell(allowed, outside), pointer)
+    alone = _named_alone(place, allowed, outside)
+    if alone is not None:
+        _put_named(place, {name: place.rewriter.schema(rest, pointer) for name in alone})
+    elif translated is not None and rest is not False:
+        others = {translated: place.rewriter.schema(rest, pointer)}
+        place.out["patternProperties"] = place.out.get("patternProperties", {}) | others
+    place.out["additionalProperties"] = False
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", lambda char: rf"\u{{{ord(char[0]):x}}}", name)
+
+
+_KEY_HANDLERS: dict[str, Handler] = {
+    "patternProperties": pattern_properties,
+    "propertyNames": _property_names,
+}
+
+
+# Keywords by which it can depend on the instance what is evaluated; below `not` nothing is.
+_CONDITIONS = frozenset(
+    ("anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "$dynamicRef", "contains")
+)
+_INSTANCE_DECIDES = "what is evaluated depends on the instance; not enforced"
+# The engine takes quadratic time, half a second for so many.
+_MAX_PROPERTIES = 2000
+
+
+def _properties(place: Place, value: Json, pointer: str) -> None:
+    if len(value) > _MAX_PROPERTIES:
+        raise TooComplex(f"{pointer}: more than {_MAX_PROPERTIES} properties of one object")
+    place.rewriter.string(list(value), pointer)
+    ordering = place.schema.get("propertyOrdering", ())
+    in_order = {name: value[name] for name in (*ordering, *value) if name in value}
+    rewritten = place.map(in_order, pointer)
+    # `propertyNames` and `unevaluatedProperties` may have been handled before.
+    already = place.out.get("properties", {})
+    place.out["properties"] = rewritten | {
+        name: inner for name, inner in already.items() if name not in rewritten or inner is False
+    }
+
+
+def _rest(place: Place, value: Json, pointer: str) -> None:
+    if "additionalProperties" not in place.out:
+        place.out["additionalProperties"] = place.rewriter.schema(value, pointer)
+
+
+def _required(place: Place, value: Json, pointer: str) -> None:
+    place.rewriter.string(value, pointer)
+    place.out["required"] = list(dict.fromkeys(value))
+
+
+def _min_properties(place: Place, value: Json, pointer: str) -> None:
+    required = set(place.schema.get("required", ()))
+    if value <= len(required):
+        return
+    # The engine counts a repeated key twice; a minimum of one is not affected.
+    if value - len(required) > 1 or _has_optional(place):
+        place.watch("minProperties", int(value), pointer)
+    else:
+        place.out["minProperties"] = int(value)
+
+
+def _max_properties(place: Place, value: Json, pointer: str) -> None:
+    if _has_optional(place):
+        place.watch("maxProperties", int(value), pointer)
+    else:
+        # `propertyNames` may have left none already.
+        place.out["maxProperties"] = min(int(value), place.out.get("maxProperties", int(value)))
+
+
+def _has_optional(place: Place) -> bool:
+    """Whether a declared property is optional, beside which the engine counts none."""
+    declared = place.schema.get("properties", {}).keys() - place.schema.get("required", ())
+    return bool(declared) or "propertyNames" in place.schema
+
+
+def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
+    if value is True or "additionalProperties" in place.schema:
+        place.rewriter.probe(value, pointer)
+        return
+    applied = _always_applied(place)
+    # Allowed names are not evaluated, but are rewritten as properties, which would be.
+    if applied is None or "propertyNames" in place.schema:
+        place.rewriter.refuse(pointer, _INSTANCE_DECIDES)
+        return
+    if any(each.keys() & {"additionalProperties", "unevaluatedProperties"} for each in applied):
+        place.rewriter.probe(value, pointer)
+        return
+    own = place.schema.get("properties", {})
+    names = [name for each in applied for name in each.get("properties", {})]
+    merged = {name: True for name in names if name not in own}
+    place.out["properties"] = place.out.get("properties", {}) | merged
+    patterns = [name for each in applied for name in each.get("patternProperties", {})]
+    if patterns:
+        own = place.schema.get("patternProperties", {})
+        pattern_properties(place, dict.fromkeys(patterns, True) | own, pointer)
+    place.out["additionalProperties"] = place.rewriter.schema(value, pointer)
+
+
+def _always_applied(place: Place) -> list[dict[str, Json]] | None:
+    """The other schemas that always apply; None: that may depend on the instance."""
+    found: list[dict[str, Json]] = []
+    seen: set[str] = set()
+    to_do: list[Json] = [place.schema]
+    while to_do:
+        schema = to_do.pop(0)
+        if isinstance(schema, bool):
+            continue
+        if schema.keys() & _CONDITIONS:
+            return None
+        found.append(schema)
+        to_do += schema.get("allOf", ())
+        if "$ref" in schema:
+            target = place.rewriter.resolve(schema["$ref"], place.pointer)
+            if target not in seen:
+                seen.add(target)
+                to_do.append(place.rewriter.raw(target))
+    return found[1:]
+
+
+def _prefix_items(place: Place, value: Json, pointer: str) -> None:
+    # `unevaluatedItems` may have been handled before.
+    already = place.out.get("prefixItems", [])
+    place.out["prefixItems"] = place.list(value, pointer) + already[len(value) :]
+
+
+def _items(place: Place, value: Json, pointer: str) -> None:
+    if not isinstance(value, list):
+        place.out["items"] = place.rewriter.schema(value, pointer)
+    elif value:
+        # Before 2020-12 a list meant what `prefixItems` means now.
+        _prefix_items(place, value, pointer)
+
+
+def _additional_items(place: Place, value: Json, pointer: str) -> None:
+    rewritten = place.rewriter.schema(value, pointer)
+    if isinstance(place.schema.get("items"), list):
+        place.out["items"] = rewritten
+
+
+def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
+    rewritten = place.rewriter.schema(value, pointer)
+    if value is True or _has_rest(place.schema):
+        return
+    applied = _always_applied(place)
+    if applied is None:
+        place.rewriter.refuse(pointer, _INSTANCE_DECIDES)
+        return
+    if any(_has_rest(each) or "unevaluatedItems" in each for each in applied):
+        return
+    num_evaluated = max(map(_num_first, applied), default=0)
+    first = place.out.get("prefixItems", [True] * _num_first(place.schema))
+    if first or num_evaluated:
+        place.out["prefixItems"] = first + [True] * (num_evaluated - len(first))
+    place.out["items"] = rewritten
+
+
+def _has_rest(schema: dict[str, Json]) -> bool:
+    """Whether a schema says what all items are that have no schema of their own."""
+    items = schema.get("items")
+    return isinstance(items, dict | bool) or (items is not None and "additionalItems" in schema)
+
+
+def _num_first(schema: dict[str, Json]) -> int:
+    """How many items have a schema of their own."""
+    items = schema.get("items")
+    return len(items if isinstance(items, list) else schema.get("prefixItems", []))
+
+
+def _unique_items(place: Place, value: Json, pointer: str) -> None:
+    if value and place.schema.get("maxItems", 2) > 1:
+        place.watch("uniqueItems", value, pointer)
+
+
+def _contains(place: Place, value: Json, pointer: str) -> None:
+    like = place.rewriter.schema(value, pointer)
+    least = int(place.schema.get("minContains", 1))
+    most = place.schema.get("maxContains")
+    if least == 0 and most is None:
+        return
+    counts = (least, None if most is None else int(most))
+    place.watch("contains", [{"schema": value, "counts": counts, "like": like}], pointer)
+    if least:
+        place.also.append({"minItems": least})
+
+
+def _of_contains(place: Place, value: Json, pointer: str) -> None:
+    """How many items `contains` means; without it they say nothing."""
+
+
+HANDLERS: dict[str, Handler] = {
+    **_KEY_HANDLERS,
+    "properties": _properties,
+    "additionalProperties": _rest,
+    "required": _required,
+    "minProperties": _min_properties,
+    "maxProperties": _max_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+    "prefixItems": _prefix_items,
+    "items": _items,
+    "additionalItems": _additional_items,
+    "unevaluatedItems": _unevaluated_items,
+    "uniqueItems": _unique_items,
+    "contains": _contains,
+    **dict.fromkeys(("minContains", "maxContains"), _of_contains),
+}

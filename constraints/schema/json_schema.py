@@ -1,0 +1,451 @@
+"""JSON schemas as grammars: all steps from the text to the engine's input.
+
+The part of a schema that the engine refuses is found by compiling the parts one by one, and of a
+contradiction the parts that exclude each other, for the message:
+
+{"type": "integer", "minimum": 5, "maximum": 3, "title": "n"}
+->  {"type": "integer"}, {"minimum": 5}, {"maximum": 3}
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import thread_time
+
+from llguidance import LLMatcher
+
+from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
+from constraints.grammars.engine import Limits, error_of
+from constraints.minimal_unsat_core import minimal_unsat_core
+from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
+from constraints.schema.grammar import grammar_of, may_respell_keys, prune
+from constraints.schema.place import NOT_WATCHED, WATCH
+from constraints.schema.reading import Json, at, below, keys_below, read
+from constraints.schema.rewriting import Rewritten, close_narrow_ranges, rewrite
+from constraints.schema.watched import Watch, bound, watches_of
+from constraints.spec import ConstraintSpec, Whitespace
+
+_MAX_SHOWN = 200
+# Keywords that belong together, and those that are rewritten as one of them.
+_GROUPS = (
+    (
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "unevaluatedProperties",
+    ),
+    ("prefixItems", "items", "additionalItems", "unevaluatedItems"),
+    ("pattern", "format"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conjunct:
+    """One of the schemas of a conjunction: `schema` as rewritten, `raw` as written."""
+
+    schema: Json
+    raw: Json
+
+
+def conflicting(
+    part: Json,
+    raw: Json,
+    pointer_of: Callable[[Json], str | None],
+    pointer: str,
+    is_empty: Callable[[Json], bool | None],
+) -> tuple[str, ...]:
+    """A minimal set of parts that nothing satisfies together, as written.
+
+    part:       an unsatisfiable rewritten schema; it came from `raw` at `pointer`
+    pointer_of: the origin of a schema inside of it
+    is_empty:   whether some conjuncts exclude each other; None: no further answers
+    """
+    if not isinstance(part, dict):
+        return (_shown(part),)
+    conjuncts = _conjuncts(part, part if raw is None else raw, pointer_of, pointer)
+    kept = minimal_unsat_core(conjuncts, lambda some: is_empty(_together(some)))
+    return tuple(dict.fromkeys(_shown(each.raw) for each in kept))
+
+
+def _conjuncts(
+    part: dict[str, Json], raw: Json, pointer_of: Callable[[Json], str | None], pointer: str
+) -> list[_Conjunct]:
+    written = raw if isinstance(raw, dict) else {}
+    found = []
+    done = {"allOf"}
+    for key in part:
+        if key not in done:
+            group = next((each for each in _GROUPS if key in each), (key,))
+            done.update(group)
+            found.append(_Conjunct(_some(group, part), _some(group, written) or raw))
+    for schema in part.get("allOf", ()):
+        found.append(_Conjunct(schema, _inner(pointer_of(schema), pointer, raw)))
+    return found
+
+
+def _some(keys: Sequence[str], schema: dict[str, Json]) -> dict[str, Json]:
+    return {key: schema[key] for key in keys if key in schema}
+
+
+def _inner(place: str | None, pointer: str, raw: Json) -> Json:
+    """The origin of a member of `allOf`: a member as written, or another keyword."""
+    if not isinstance(raw, dict):
+        return raw
+    if place is None and "$ref" in raw:
+        return {"$ref": raw["$ref"]}  # its target became false
+    keys = keys_below(pointer, place) if place is not None else ()
+    match keys:
+        case ("allOf", index) if isinstance(raw.get("allOf"), list):
+            return raw["allOf"][int(index)]
+        case (keyword, *_) if keyword in raw:
+            return {keyword: raw[keyword]}
+    return raw
+
+
+def _together(conjuncts: Sequence[_Conjunct]) -> Json:
+    return {"allOf": [each.schema for each in conjuncts]}
+
+
+def _shown(raw: Json) -> str:
+    text = json.dumps(raw, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
+# The most CPU seconds, for messages only: first to find the place, then the conflict. A part takes
+# some 100 us.
+_MAX_TRIES = 300
+_MAX_S = 0.3
+_MAX_CONFLICT_S = 0.5
+# Of more than these only the first are named in a message.
+_MAX_NAMED = 20
+
+# How the engine reports the place where it stopped.
+_IN_DEFINITION = re.compile(r"while processing \S*#/\$defs/(\w+)")
+
+# A part of the engine's message, the keywords concerned, and our wording.
+_IN_OUR_WORDS = (
+    (
+        "oneOf constraints are not supported",
+        ("oneOf",),
+        OVERLAPPING,
+    ),
+    (
+        "circular references with sibling keys",
+        ("$ref",),
+        "a $ref that leads back to itself is not enforced beside other keywords",
+    ),
+    (
+        "are not disjoint",
+        ("patternProperties",),
+        "patterns of patternProperties that overlap are not enforced",
+    ),
+    (
+        "min/maxProperties only supported",
+        ("minProperties", "maxProperties"),
+        "minProperties and maxProperties are enforced only where every declared property is"
+        " required",
+    ),
+    ("Regex is empty", (), "no text satisfies both its pattern and its length"),
+)
+
+
+class RefusalLocator:
+    """Finds the part of a rewritten schema that a message is about."""
+
+    def __init__(self, rewritten: Rewritten, limits: Limits) -> None:
+        self.rewritten = rewritten
+        self._limits = limits
+        self._num_tries = 0
+        self._spent_s = 0.0
+
+    def error(self, message: str) -> ConstraintError:
+        """The error for the engine's message about the whole schema."""
+        error = error_of(message)
+        part = self.part(type(error))
+        pointer = self._pointer(part)
+        if isinstance(error, Contradiction):
+            said = error_of(self.message(part) or message)
+            return self._contradiction(part, _cleaned(str(said)))
+        if isinstance(error, NotEnforced):
+            pointer = self._keyword(pointer, message)
+        text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
+        return NotEnforced(text, pointer) if isinstance(error, NotEnforced) else type(error)(text)
+
+    def contradiction(self, what: str) -> Contradiction:
+        """The error for an unsatisfiable schema; `what`: the message about a single part."""
+        return self._contradiction(self.part(Contradiction), what)
+
+    def _contradiction(self, part: Json, what: str) -> Contradiction:
+        pointer = self._pointer(part)
+        self._num_tries = 0
+        self._spent_s = _MAX_S - _MAX_CONFLICT_S
+        parts = conflicting(part, self._raw(pointer), self._origin, pointer, self._is_empty)
+        if len(parts) > _MAX_NAMED:
+            listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
+            what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
+        elif len(parts) > 1:
+            listed = ", ".join(f"`{each}`" for each in parts[:-1])
+            what = f"nothing satisfies both {listed} and `{parts[-1]}`"
+        return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
+
+    def _keyword(self, pointer: str, message: str) -> str:
+        """The pointer of the keyword in the engine's message, if the schema has it."""
+        raw = self._raw(pointer)
+        for phrase, keywords, _ in _IN_OUR_WORDS:
+            for keyword in keywords:
+                if phrase in message and isinstance(raw, dict) and keyword in raw:
+                    return below(pointer, keyword)
+        return pointer
+
+    def _raw(self, pointer: str) -> Json:
+        """The value at a pointer in the schema as written."""
+        try:
+            return at(self.rewritten.document, pointer)
+        except KeyError:
+            return None
+
+    def _origin(self, part: Json) -> str | None:
+        return self.rewritten.origins.get(id(part))
+
+    def _is_empty(self, part: Json) -> bool | None:
+        """Whether nothing satisfies the part; None: out of time."""
+        return None if self._is_out_of_time() else self._fails(part, Contradiction, set())
+
+    def empty_definition(self) -> str | None:
+        """The name of an unsatisfiable definition that makes the engine refuse the schema."""
+        message = self.message(self.rewritten.root)
+        match = _IN_DEFINITION.search(message)
+        if match is None or not isinstance(error_of(message), Contradiction):
+            return None
+        return match[1] if match[1] in self.rewritten.definitions else None
+
+    def part(self, kind: type[ConstraintError]) -> Json:
+        """The innermost part that fails on its own with the same kind of error."""
+        part = self.rewritten.root
+        seen: set[int] = set()
+        while True:
+            inner = next(
+                (each for each in self._inside(part) if self._fails(each, kind, seen)), None
+            )
+            if inner is None:
+                return part
+            part = inner
+
+    def _pointer(self, part: Json) -> str:
+        return self.rewritten.origins.get(id(part), "")
+
+    def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
+        if not isinstance(part, dict) or id(part) in seen or self._is_out_of_time():
+            return False
+        seen.add(id(part))
+        self._num_tries += 1
+        began = thread_time()
+        message = self.message(part)
+        self._spent_s += thread_time() - began
+        return bool(message) and isinstance(error_of(message), kind)
+
+    def _is_out_of_time(self) -> bool:
+        return self._num_tries > _MAX_TRIES or self._spent_s > _MAX_S
+
+    def message(self, part: Json) -> str:
+        """The engine's message about a part; "" if it accepts it."""
+        grammar = grammar_of(part, self.rewritten.definitions, Whitespace.COMPACT)
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
+            grammar, limits=self._limits.for_engine()
+        )
+        return messages[0] if is_wrong else ""
+
+    def _inside(self, part: Json) -> list[Json]:
+        if not isinstance(part, dict):
+            return []
+        inside: list[Json] = []
+        for key, value in part.items():
+            match key:
+                case "allOf" | "prefixItems":
+                    inside.extend(value)
+                case "anyOf" | "oneOf":
+                    inside.extend(value)
+                case "properties" | "patternProperties":
+                    inside.extend(value.values())
+                case "additionalProperties" | "items":
+                    inside.append(value)
+                case "$ref":
+                    inside.append(self.rewritten.definitions[value.rpartition("/")[2]])
+        return inside
+
+
+def _cleaned(message: str) -> str:
+    """The message without places in a text that the client never saw."""
+    for phrase, _, words in _IN_OUR_WORDS:
+        if phrase in message:
+            return words
+    lines = [line for line in message.splitlines() if "%llguidance" not in line]
+    text = lines[0] if lines else message
+    text = text.rpartition("failed to compile JSON schema: ")[2]
+    return text.replace("Unsatisfiable schema", "nothing satisfies it")
+
+
+# The most parts that a lenient schema drops, one after the other.
+_MAX_RELAXED = 50
+# The most times that a schema is rewritten: a `oneOf` may be below another one.
+_MAX_ROUNDS = 4
+# The most pairs of options of a `oneOf` that are rewritten so as to exclude each other.
+_MAX_PAIRS = 66
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaGrammar:
+    """A schema, ready for the engine.
+
+    text:          the grammar
+    not_enforced:  pointers of what it does not enforce; empty unless lenient
+    """
+
+    text: str
+    not_enforced: tuple[str, ...]
+    _whitespace: Whitespace
+    _locator: RefusalLocator
+
+    @property
+    def rewritten(self) -> Rewritten:
+        """The schema that the grammar was written from."""
+        return self._locator.rewritten
+
+    def explain(self, message: str) -> ConstraintError:
+        """The error for a message of the engine, with a pointer into the schema if one is found."""
+        return self._locator.error(message)
+
+    def without_empty_definition(self) -> "SchemaGrammar | None":
+        """The grammar with an unsatisfiable definition replaced by `false`, if there is one.
+
+        The engine refuses a schema with such a definition even where it is optional.
+        """
+        rewritten = self._locator.rewritten
+        name = self._locator.empty_definition()
+        if name is None:
+            return None
+        rewritten.definitions[name] = False
+        _settle(rewritten)
+        return _written(rewritten, self._whitespace, self._locator)
+
+    def of_its_type(self) -> "SchemaGrammar":
+        """The grammar of any value of the root's type, where no more can be enforced."""
+        rewritten = of_its_type(self.rewritten.document)
+        locator = RefusalLocator(rewritten, Limits())
+        return _written(rewritten, self._whitespace, locator)
+
+
+def prepare(spec: ConstraintSpec, limits: Limits) -> SchemaGrammar:
+    """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
+    document = read(spec.text)
+    watches = not spec.is_part
+    if spec.lenient:
+        rewritten = relaxed(document, limits, watches=watches)
+    else:
+        rewritten = checked(document, watches=watches)
+    return _written(rewritten, spec.whitespace, RefusalLocator(rewritten, limits))
+
+
+def relaxed(document: Json, limits: Limits, *, watches: bool = True) -> Rewritten:
+    """All of a parsed schema that can be enforced, or its type. Raises Malformed, Contradiction."""
+    try:
+        rewritten = checked(document, lenient=True, watches=watches)
+    except (NotEnforced, TooComplex):
+        return of_its_type(document)
+    locator = RefusalLocator(rewritten, limits)
+    _relax(rewritten, locator)
+    message = locator.message(rewritten.root)
+    is_beyond = bool(message) and isinstance(error_of(message), NotEnforced | TooComplex)
+    return of_its_type(document) if is_beyond else rewritten
+
+
+def of_its_type(document: Json) -> Rewritten:
+    """A schema of which no more is enforced than the type of the whole."""
+    type_ = document.get("type") if isinstance(document, dict) else None
+    rewritten = rewrite({} if type_ is None else {"type": type_})
+    return replace(rewritten, document=document, not_enforced=[""])
+
+
+def _written(
+    rewritten: Rewritten, whitespace: Whitespace, locator: RefusalLocator
+) -> SchemaGrammar:
+    text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
+    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, locator)
+
+
+_ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
+
+
+def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> Rewritten:
+    """Rewrite and check a parsed schema. `watches`: whether its texts can be watched."""
+    overlaps: dict[str, Pairs] = {}
+    for _ in range(_MAX_ROUNDS):
+        rewritten = rewrite(document, lenient=lenient, watches=watches, overlaps=overlaps)
+        bound(rewritten.root, rewritten.definitions)
+        close_narrow_ranges(rewritten.root, rewritten.definitions)
+        found = _settle(rewritten)
+        # Options that may hold together are rewritten so that they do not.
+        if found.keys() <= overlaps.keys():
+            break
+        overlaps |= found
+    if watches:
+        rewritten.watches = _watches(rewritten, lenient=lenient)
+    if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
+        pointer = rewritten.needs_u[0]
+        raise NotEnforced(
+            f"{pointer}: a control character needs a \\u escape, which is not written in objects"
+            " that allow keys beyond the declared ones; say additionalProperties: false,"
+            " and describe no such key by patternProperties",
+            pointer,
+        )
+    return rewritten
+
+
+def _settle(rewritten: Rewritten) -> dict[str, Pairs]:
+    """Replace unproductive references by `false` and disjoint `oneOf` by `anyOf`.
+
+    Returns the pointers of other `oneOf`s of few options, and which of these may hold together.
+    Raises Contradiction.
+    """
+    if not prune(rewritten.root, rewritten.definitions):
+        raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
+    others = open_one_ofs(rewritten.root, rewritten.definitions)
+    return {
+        below(rewritten.origins[id(part)], "oneOf"): pairs
+        for part, pairs in others
+        if id(part) in rewritten.origins and len(pairs) <= _MAX_PAIRS
+    }
+
+
+def _watches(rewritten: Rewritten, *, lenient: bool) -> tuple[Watch, ...]:
+    """What is watched. Raises NotEnforced for what depends on the instance; or records it."""
+
+    def refuse(schema: Json, keyword: str) -> None:
+        pointer = below(rewritten.origins.get(id(schema), ""), keyword)
+        if not lenient:
+            raise NotEnforced(f"{pointer}: {NOT_WATCHED}", pointer)
+        rewritten.not_enforced.append(pointer)
+
+    return watches_of(rewritten.root, rewritten.definitions, refuse)
+
+
+def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
+    """Drop the parts that the engine refuses, one by one, and record them."""
+    for _ in range(_MAX_RELAXED):
+        message = locator.message(rewritten.root)
+        if not message or not isinstance(error_of(message), NotEnforced):
+            return
+        part = locator.part(NotEnforced)
+        pointer = rewritten.origins.get(id(part), "")
+        given_up = [key for key in _GIVEN_UP if key in part]
+        for key in given_up or [key for key in part if key != WATCH]:
+            inner = part.pop(key)
+            if key == "oneOf":
+                part.setdefault("allOf", []).append({"anyOf": inner})
+            rewritten.not_enforced.append(below(pointer, key))
+
+
+# In the order of how often they fail; if none is present the whole part is dropped.
+_GIVEN_UP = ("oneOf", "minProperties", "maxProperties", "patternProperties")

@@ -1,0 +1,388 @@
+"""Keywords that combine schemas, and the schema of everything that another one refuses.
+
+not {"type": "null"}                    ->  every other type
+not {"enum": ["a", "b"]}                ->  other types, or strings by a pattern that avoids both
+not {"required": ["x"]}                 ->  an object without "x"
+not {"properties": {"kind": S}}         ->  an object that has "kind", and there not S
+
+So `not`, `if` and dependencies, which the engine lacks, are rewritten as alternatives, where the
+negation can be expressed.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from constraints.errors import Malformed, NotEnforced
+from constraints.regex.look_around import opposites
+from constraints.regex.writing import searching
+from constraints.schema.disjoint import OVERLAPPING, Pairs
+from constraints.schema.keywords import is_annotation
+from constraints.schema.place import Handler, Place
+from constraints.schema.reading import Draft, Json, below
+
+# "integer" is a part of "number", so neither has a complement among the types alone.
+_DISTINCT = ("null", "boolean", "string", "array", "object")
+_MAX_REFERENCES = 20
+_COUNTS = frozenset(("minContains", "maxContains"))
+_OF_REST = frozenset(("additionalProperties", "items", "additionalItems"))
+
+# Resolves a reference at a pointer: returns the schema and its pointer.
+Resolve = Callable[[str], Json]
+
+
+class NoNegation(Exception):
+    """The negation cannot be expressed; the message names the keyword that prevents it."""
+
+
+class _Within(NamedTuple):
+    """What a negation depends on. `beside`: a raw schema that holds of the same values, too."""
+
+    resolve: Resolve
+    draft: Draft
+    beside: Json
+
+
+def negation(schema: Json, resolve: Resolve, draft: Draft, beside: Json = True) -> Json:
+    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation.
+
+    beside: what holds of the same values, too: it may say which keys and items there are
+    """
+    return _negation(schema, _Within(resolve, draft, beside), 0)
+
+
+def _negation(schema: Json, within: _Within, depth: int) -> Json:
+    if isinstance(schema, bool) or within.beside is False:
+        return schema is False and within.beside is not False
+    if depth > _MAX_REFERENCES:
+        raise NoNegation("$ref")
+    refusals: list[Json] = []
+    for keyword, value in within.draft.read(schema).items():
+        if within.draft.ignores(keyword, value):
+            raise NoNegation(keyword)
+        is_said = not is_annotation(keyword) and not (keyword in _OF_REST and value is True)
+        if is_said and not (keyword in _COUNTS and "contains" not in schema):
+            refusals.append(_of_keyword(keyword, schema, within, depth + 1))
+    return _either(refusals)
+
+
+def _of_keyword(keyword: str, schema: dict[str, Json], within: _Within, depth: int) -> Json:
+    value = schema[keyword]
+    # What holds beside the whole does not hold of its members.
+    inside = within._replace(beside=True)
+    match keyword:
+        case "type":
+            return _not_types(value, _types_of(within.beside, within))
+        case "const" | "enum":
+            return _not_values([value] if keyword == "const" else value)
+        case "pattern":
+            return _either({"type": "string", "pattern": each} for each in _opposites(value))
+        case "required":
+            return _either({"type": "object", "properties": {name: False}} for name in value)
+        case "properties":
+            return _either(
+                {"type": "object", "required": [name], "properties": {name: refused}}
+                for name, inner in value.items()
+                if (refused := _negation(inner, _within_member(within, name), depth)) is not False
+            )
+        case "additionalProperties" if "patternProperties" not in schema and value is False:
+            return _with_other_keys(schema.get("properties", {}), within)
+        case "items" if not isinstance(value, list) and "prefixItems" not in schema:
+            return _with_other_items(value, within)
+        case "contains" if not schema.keys() & _COUNTS:
+            return {"type": "array", "items": _negation(value, inside, depth)}
+        case "anyOf":
+            return _both(_negation(inner, within, depth) for inner in value)
+        case "allOf":
+            return _either(_negation(inner, within, depth) for inner in value)
+        case "not":
+            return value
+        case "$ref":
+            return _negation(within.resolve(value), within, depth)
+    return _beyond_bound(keyword, value)
+
+
+def _with_other_keys(declared: Iterable[str], within: _Within) -> Json:
+    """Objects with a key that is not declared, of those that hold beside. Raises NoNegation."""
+    for each in _conjuncts(within.beside, within, 0):
+        if _is_closed(each):
+            others = [key for key in each.get("properties", ()) if key not in declared]
+            return _either({"type": "object", "required": [key]} for key in others)
+    raise NoNegation("additionalProperties")
+
+
+def _is_closed(schema: dict[str, Json]) -> bool:
+    return schema.get("additionalProperties", True) is False and "patternProperties" not in schema
+
+
+def _with_other_items(items: Json, within: _Within) -> Json:
+    """Arrays with an item of another type, of those that hold beside. Raises NoNegation."""
+    types = _types_of(items, within)
+    for each in _conjuncts(within.beside, within, 0):
+        if "prefixItems" not in each and isinstance(each.get("items"), dict):
+            others = _types_of(each["items"], within)
+            if types and others and not _with_number(types) & _with_number(others):
+                return {"type": "array", "minItems": 1}
+    raise NoNegation("items")
+
+
+def _conjuncts(schema: Json, within: _Within, depth: int) -> Iterator[dict[str, Json]]:
+    """The raw schemas that hold where this one does."""
+    if isinstance(schema, dict) and depth <= _MAX_REFERENCES:
+        schema = within.draft.read(schema)
+        yield schema
+        referred = [within.resolve(schema["$ref"])] if "$ref" in schema else []
+        for each in (*referred, *schema.get("allOf", ())):
+            yield from _conjuncts(each, within, depth + 1)
+
+
+def _within_member(within: _Within, name: str) -> _Within:
+    for each in _conjuncts(within.beside, within, 0):
+        if name in each.get("properties", ()):
+            return within._replace(beside=each["properties"][name])
+        if _is_closed(each):
+            return within._replace(beside=False)
+    return within._replace(beside=True)
+
+
+def _types_of(schema: Json, within: _Within) -> set[str]:
+    """All types that a schema allows, where it names some; else none."""
+    for each in _conjuncts(schema, within, 0):
+        types = each.get("type")
+        if types is not None:
+            nullable = {"null"} if each.get("nullable") is True else set()
+            return {*([types] if isinstance(types, str) else types), *nullable}
+    return set()
+
+
+def _beyond_bound(keyword: str, value: Json) -> Json:
+    match keyword:
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            if isinstance(value, bool):
+                raise NoNegation(keyword)
+            beyond = {
+                "minimum": "exclusiveMaximum",
+                "maximum": "exclusiveMinimum",
+                "exclusiveMinimum": "maximum",
+                "exclusiveMaximum": "minimum",
+            }[keyword]
+            return {"type": "number", beyond: value}
+        case "minLength" | "minItems" | "minProperties":
+            kind = {"minLength": "string", "minItems": "array"}.get(keyword, "object")
+            if value < 1:
+                return False
+            return {"type": kind, keyword.replace("min", "max"): int(value) - 1}
+        case "maxLength" | "maxItems" | "maxProperties":
+            kind = {"maxLength": "string", "maxItems": "array"}.get(keyword, "object")
+            return {"type": kind, keyword.replace("max", "min"): int(value) + 1}
+    raise NoNegation(keyword)
+
+
+def _with_number(types: set[str]) -> set[str]:
+    return types | ({"number"} if "integer" in types else set())
+
+
+def _not_types(value: Json, beside: set[str]) -> Json:
+    """The other types. `beside`: those that there are at all; none: any."""
+    named = set(value if isinstance(value, list) else [value])
+    others = [name for name in _DISTINCT if name not in named]
+    if "integer" in named and "number" not in named:
+        # What is no integer may be a number that no schema tells from one.
+        if not beside or "number" in beside:
+            raise NoNegation("type")
+    elif "number" not in named:
+        others.append("number")
+    return {"type": others} if others else False
+
+
+def _not_values(values: Sequence[Json]) -> Json:
+    """Everything except some values, each a null, a boolean, a number or a string."""
+    if any(isinstance(value, dict | list) for value in values):
+        raise NoNegation("enum")
+    strings = sorted({value for value in values if isinstance(value, str)})
+    numbers = sorted({value for value in values if _is_number(value)})
+    bools = {value for value in values if isinstance(value, bool)}
+    untouched = ["array", "object"]
+    options: list[Json] = []
+    if None not in values:
+        untouched.append("null")
+    if not bools:
+        untouched.append("boolean")
+    elif len(bools) == 1:
+        options.append({"const": not bools.pop()})
+    if strings:
+        options.append({"type": "string", "pattern": _pattern_besides(strings)})
+    else:
+        untouched.append("string")
+    if numbers:
+        options.extend(_ranges_besides(numbers))
+    else:
+        untouched.append("number")
+    return _either([{"type": untouched}, *options])
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _ranges_besides(numbers: Sequence[float]) -> list[Json]:
+    between = [
+        {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+        for low, high in pairwise(numbers)
+    ]
+    return [
+        {"type": "number", "exclusiveMaximum": numbers[0]},
+        *between,
+        {"type": "number", "exclusiveMinimum": numbers[-1]},
+    ]
+
+
+def _opposites(pattern: str) -> list[str]:
+    """Patterns of which at least one is found where this one is not."""
+    found = opposites(pattern)
+    try:
+        for each in found:
+            searching(each)
+    except (Malformed, NotEnforced):
+        raise NoNegation("pattern") from None
+    return found
+
+
+def _pattern_besides(strings: Sequence[str]) -> str:
+    """A pattern (ECMA 262) of all strings except these, which are sorted."""
+    return f"^(?:{_besides(strings)})$"
+
+
+def _besides(strings: Sequence[str]) -> str:
+    """A pattern by first characters: one that no string has, or a shared one and another rest."""
+    options = [] if "" in strings else [""]
+    firsts = []
+    for first, group in groupby((each for each in strings if each), key=lambda each: each[0]):
+        firsts.append(first)
+        rests = [each[1:] for each in group]
+        options.append(f"{_escaped(first)}(?:{_besides(rests)})")
+    others = f"[^{''.join(map(_escaped, firsts))}]" if firsts else r"[\s\S]"
+    options.append(rf"{others}[\s\S]*")
+    return "|".join(options)
+
+
+def _escaped(char: str) -> str:
+    return rf"\u{{{ord(char):x}}}" if not re.fullmatch(r"[a-zA-Z0-9]", char) else char
+
+
+def _either(schemas: Iterable[Json]) -> Json:
+    options = [each for each in schemas if each is not False]
+    if not options or True in options:
+        return bool(options)
+    return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def _both(schemas: Iterable[Json]) -> Json:
+    parts = [each for each in schemas if each is not True]
+    if False in parts:
+        return False
+    return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
+
+
+# Each doubles the alternatives that the engine multiplies out.
+_MAX_DEPENDENCIES = 6
+
+
+def _reference(place: Place, value: Json, pointer: str) -> None:
+    try:
+        target = place.rewriter.resolve(value, place.pointer)
+    except NotEnforced as error:
+        place.rewriter.refuse(pointer, str(error))
+    else:
+        place.out["$ref"] = f"#/$defs/{place.rewriter.definition(target)}"
+
+
+def _all_of(place: Place, value: Json, pointer: str) -> None:
+    place.out["allOf"] = place.list(value, pointer)
+
+
+def _any_of(place: Place, value: Json, pointer: str) -> None:
+    place.out["anyOf"] = place.list(value, pointer)
+
+
+def _one_of(place: Place, value: Json, pointer: str) -> None:
+    """As it is, for later; or each option without what is one of the others as well."""
+    options = place.list(value, pointer)
+    pairs = place.rewriter.overlaps.get(pointer)
+    if pairs is None:
+        place.out["oneOf"] = options
+        return
+    try:
+        alone = [_alone(place, value, index, pairs, pointer) for index in range(len(value))]
+    except NoNegation:
+        place.rewriter.refuse(pointer, OVERLAPPING)
+    else:
+        options = [
+            {"allOf": [option, *without]} for option, without in zip(options, alone, strict=True)
+        ]
+    place.also.append({"anyOf": options})
+
+
+def _alone(place: Place, value: Json, index: int, pairs: Pairs, pointer: str) -> list[Json]:
+    """What an option has to be, too, so that none of the others holds. Raises NoNegation."""
+    at_option = below(pointer, index)
+    others = [other for other in range(len(value)) if {(index, other), (other, index)} & pairs]
+    return [
+        place.rewriter.schema(
+            place.rewriter.opposite(value[other], at_option, value[index]), at_option
+        )
+        for other in others
+    ]
+
+
+def _not(place: Place, value: Json, pointer: str) -> None:
+    negated = place.rewriter.negated(value, pointer)
+    if negated is not None:
+        place.more(negated, pointer)
+
+
+def _if(place: Place, value: Json, pointer: str) -> None:
+    then = place.schema.get("then", True)
+    otherwise = place.schema.get("else", True)
+    if then is True and otherwise is True:
+        place.rewriter.probe(value, pointer)
+        return
+    negated = place.rewriter.negated(value, pointer)
+    if negated is not None:
+        met = {"allOf": [value, then]}
+        unmet = {"allOf": [negated, otherwise]}
+        place.more({"anyOf": [met, unmet]}, pointer)
+
+
+def _branch(place: Place, value: Json, pointer: str) -> None:
+    """`then` and `else` without `if` have no effect; they are only checked."""
+    if "if" not in place.schema:
+        place.rewriter.probe(value, pointer)
+
+
+def _dependencies(place: Place, value: Json, pointer: str) -> None:
+    if len(value) > _MAX_DEPENDENCIES:
+        place.rewriter.refuse(
+            pointer, f"more than {_MAX_DEPENDENCIES} dependencies of one object are not enforced"
+        )
+        return
+    for name, needed in value.items():
+        if isinstance(needed, list):
+            met: Json = {"required": [name, *needed]}
+        else:
+            met = {"allOf": [{"required": [name]}, needed]}
+        without = {"properties": {name: False}}
+        place.more({"anyOf": [without, met]}, below(pointer, name))
+
+
+LOGIC_HANDLERS: dict[str, Handler] = {
+    "$ref": _reference,
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _not,
+    "if": _if,
+    **dict.fromkeys(("then", "else"), _branch),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), _dependencies),
+}

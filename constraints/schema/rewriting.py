@@ -1,0 +1,475 @@
+"""Rewrites a schema so that the engine enforces it exactly.
+
+    in:   any draft, references of any kind, keywords that the engine ignores or enforces loosely
+    out:  2020-12; `$ref` to `#/$defs/...` only; no annotations; keywords that it enforces
+
+What cannot be expressed is refused with its pointer or, in a lenient schema, dropped and reported.
+
+Two rewritings are of a whole schema. Arrays whose items differ and come from a short list, as
+pydantic writes a set of an Enum, are listed:
+
+   {"type": "array", "uniqueItems": true, "items": {"enum": ["a", "b"]}}
+-> {"enum": [[], ["a"], ["b"], ["a", "b"], ["b", "a"]]}
+
+Open ranges that the engine treats as closed, `exclusiveMinimum: 0, maximum: 0.5`: where a range
+excludes a whole number and lies between it and the next whole number that is farther from zero, the
+end is moved to the next number that is included.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import permutations
+from types import MappingProxyType
+
+from constraints.errors import Malformed, NotEnforced, TooComplex
+from constraints.regex.look_around import looks_around
+from constraints.regex.writing import translate_search
+from constraints.schema import containers, scalars
+from constraints.schema.disjoint import Pairs
+from constraints.schema.grammar import parts
+from constraints.schema.keywords import (
+    ANNOTATIONS,
+    CONTENT,
+    EXTENSIONS,
+    REFUSED,
+    SHAPES,
+    intended_assertion,
+    is_annotation,
+)
+from constraints.schema.negation import LOGIC_HANDLERS, NoNegation, negation
+from constraints.schema.place import Handler, Place
+from constraints.schema.reading import Json, at, below, equal_key, shown
+from constraints.schema.references import NULL, References, bare, in_lower_case, is_nullable
+from constraints.schema.watched import Watch
+
+# Five values have 326 arrays, six 1 957.
+_MAX_VALUES = 5
+_MAX_REFERENCES = 20
+_TYPES: dict[type, tuple[str, ...]] = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    type(None): ("null",),
+    list: ("array",),
+    dict: ("object",),
+}
+_ARRAY_KEYWORDS = frozenset(
+    ("type", "uniqueItems", "items", "minItems", "maxItems", "additionalItems")
+)
+
+
+def listed(
+    schema: dict[str, Json], follow: Callable[[str], Json], is_annotation: Callable[[str], bool]
+) -> dict[str, Json] | None:
+    """The schema with its arrays listed; None: it is no such schema. `follow` reads a reference."""
+    keywords = {key for key in schema if not is_annotation(key)}
+    if schema.get("type") != "array" or schema.get("uniqueItems") is not True:
+        return None
+    if not keywords <= _ARRAY_KEYWORDS:
+        return None
+    values = _values(schema.get("items"), follow, is_annotation)
+    if values is None or len(values) > _MAX_VALUES:
+        return None
+    shortest = int(schema.get("minItems", 0))
+    longest = min(int(schema.get("maxItems", len(values))), len(values))
+    arrays = [
+        list(items) for size in range(shortest, longest + 1) for items in permutations(values, size)
+    ]
+    return {"enum": arrays}
+
+
+def _values(
+    items: Json, follow: Callable[[str], Json], is_annotation: Callable[[str], bool]
+) -> list[Json] | None:
+    """The different values that an item may have; None: they are not listed."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(items, dict):
+            return None
+        said = {key: value for key, value in items.items() if not is_annotation(key)}
+        if set(said) == {"$ref"}:
+            items = follow(said["$ref"])
+            continue
+        if "const" in said:
+            said["enum"] = [said.pop("const")]
+        if set(said) <= {"enum", "type"} and "enum" in said:
+            fits = [value for value in said["enum"] if _is_of(value, said.get("type"))]
+            return list({equal_key(value): value for value in fits}.values())
+        return None
+    return None
+
+
+def _is_of(value: Json, types: Json) -> bool:
+    """Whether a value is of one of the types; None: any."""
+    wanted = types if isinstance(types, list) else [types]
+    is_whole = isinstance(value, float) and value.is_integer()
+    return types is None or bool({*_TYPES[type(value)], *(["integer"] * is_whole)} & {*wanted})
+
+
+# Digits of a bound that the engine considers; numbers with more may lie between the ends.
+_NUM_DIGITS = 15
+_ENDS = (
+    # the open end, the closed one, the keywords of the other end, the sign of the range
+    ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
+    ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
+)
+
+
+# The key of a value that is no member of an object, and of a member of any key.
+_NO_KEY = ""
+_ANY_KEY = "*"
+# A part that describes values of more keys counts as one of any key.
+_MAX_KEYS = 32
+
+
+def close_narrow_ranges(root: Json, definitions: dict[str, Json]) -> None:
+    """Rewrite such ends of ranges, in place.
+
+    The engine merges what a schema says of one value in several parts. So the other end may be in
+    any part that describes a value of the same key.
+    """
+    schemas = [part for schema in (root, *definitions.values()) for part in parts(schema)]
+    if not any(opened in part for opened, *_ in _ENDS for part in schemas):
+        return
+    keys = _keys(root, definitions)
+    for opened, closed, others, sign in _ENDS:
+        ends: defaultdict[str, list[float]] = defaultdict(list)
+        for part in schemas:
+            for name in keys[id(part)]:
+                ends[name] += [sign * part[key] for key in others if key in part]
+        for part in schemas:
+            if opened in part and part.get("type") != "integer":
+                end = sign * part[opened]
+                names = ends if _ANY_KEY in keys[id(part)] else {*keys[id(part)], _ANY_KEY}
+                near = [other for name in names for other in ends[name]]
+                if end >= 0 and end == int(end) and _has_between(near, end, end + 1):
+                    _close(part, opened, closed, sign)
+
+
+def _keys(root: Json, definitions: dict[str, Json]) -> defaultdict[int, set[str]]:
+    """By the id() of a part, the keys of the values that it describes."""
+    found: defaultdict[int, set[str]] = defaultdict(set)
+    todo = [(root, _NO_KEY)]
+    while todo:
+        part, key = todo.pop()
+        keys = found[id(part)]
+        if len(keys) >= _MAX_KEYS:
+            key = _ANY_KEY
+        if isinstance(part, dict) and key not in keys:
+            keys.add(key)
+            todo += _inside(part, key, definitions)
+    return found
+
+
+def _inside(part: Json, key: str, definitions: dict[str, Json]) -> Iterator[tuple[Json, str]]:
+    """The schemas in a part, with the keys of the values that they describe."""
+    for keyword, value in part.items():
+        match keyword:
+            case "allOf" | "anyOf" | "oneOf":
+                yield from ((each, key) for each in value)
+            case "$ref":
+                yield definitions[value.rpartition("/")[2]], key
+            case "properties":
+                yield from ((each, f"/{name}") for name, each in value.items())
+            case "patternProperties":
+                yield from ((each, _ANY_KEY) for each in value.values())
+            case "additionalProperties":
+                yield value, _ANY_KEY
+            case "prefixItems":
+                yield from ((each, _NO_KEY) for each in value)
+            case "items":
+                yield value, _NO_KEY
+
+
+def _has_between(ends: Iterable[float], low: float, high: float) -> bool:
+    return any(low < end < high for end in ends)
+
+
+def _close(part: dict[str, Json], opened: str, closed: str, sign: int) -> None:
+    end = sign * part.pop(opened)
+    places = max(1, _NUM_DIGITS - len(str(int(end))))
+    least = sign * (end + 10.0**-places)
+    both = (least, part.get(closed, least))
+    part[closed] = max(both) if sign > 0 else min(both)
+
+
+# The most visits of subschemas.
+_MAX_SCHEMAS = 50_000
+# The most references that one negation follows.
+_MAX_FOLLOWED = 200
+# The most unknown keywords that are compared with the known ones.
+_MAX_UNKNOWN = 300
+_MAX_LOOKING = 24
+_HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **LOGIC_HANDLERS}
+
+
+@dataclass
+class Rewritten:
+    """A rewritten schema.
+
+    document:     as written
+    root:         the schema, referring to `definitions` as `#/$defs/<name>`
+    not_enforced: pointers of what was dropped
+    origins:      the pointer that each schema of the result came from, by its id()
+    needs_u:      pointers of strings that JSON can only write with \\u
+    watches:      what is watched beside the engine; set by `checked`
+    """
+
+    document: Json = field(repr=False)
+    root: Json
+    definitions: dict[str, Json]
+    not_enforced: list[str]
+    origins: dict[int, str] = field(repr=False)
+    needs_u: list[str]
+    watches: tuple[Watch, ...] = ()
+
+
+def _whole(pattern: str) -> str:
+    """A pattern in the engine's syntax. Raises Malformed, NotEnforced."""
+    return f"^(?:{translate_search(pattern)})$"
+
+
+def rewrite(
+    document: Json,
+    *,
+    lenient: bool = False,
+    translate: Callable[[str], str] = _whole,
+    watches: bool = True,
+    overlaps: Mapping[str, Pairs] = MappingProxyType({}),
+) -> Rewritten:
+    """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex.
+
+    watches:  whether texts can be watched for what the engine does not remember
+    overlaps: by the pointer of a `oneOf`, its options that may have values in common
+    """
+    rewriter = _Rewriter(in_lower_case(document), lenient, translate, overlaps, watches=watches)
+    return rewriter.rewrite()
+
+
+class _Rewriter:
+    """Rewrites one document, from the root through all references."""
+
+    def __init__(
+        self,
+        document: Json,
+        lenient: bool,
+        translate: Callable[[str], str],
+        overlaps: Mapping[str, Pairs],
+        *,
+        watches: bool,
+    ) -> None:
+        self.watches = watches
+        self.overlaps = overlaps
+        self._document = document
+        self._translate = translate
+        self._lenient = lenient
+        self._references = References(document)
+        self._names: dict[str, str] = {}
+        self._pending: list[str] = []
+        self._num_schemas = 0
+        self._not_enforced: list[str] = []
+        self._origins: dict[int, str] = {}
+        self._needs_u: list[str] = []
+        # Whether a part is only being checked for errors.
+        self._is_probing = False
+        self._unknown: set[str] = set()
+        self._looking: set[str] = set()
+        # Pointers of keywords that their draft ignores, and whether there is a `oneOf`.
+        self._ignored: list[str] = []
+        self._has_one_of = False
+
+    def rewrite(self) -> Rewritten:
+        if not isinstance(self._document, dict | bool):
+            raise Malformed("a schema is an object, true or false", pointer="")
+        root = self.schema(self._document, "")
+        definitions: dict[str, Json] = {}
+        while self._pending:
+            pointer = self._pending.pop()
+            definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
+        if self._has_one_of and self._ignored:
+            keyword = self._ignored[0].rpartition("/")[2]
+            draft = self._references.draft("").name
+            self.refuse(
+                self._ignored[0],
+                f"{keyword!r} says nothing in {draft}, which $schema names, so that it cannot tell"
+                " the options of a oneOf apart",
+            )
+        return Rewritten(
+            self._document,
+            root,
+            definitions,
+            list(dict.fromkeys(self._not_enforced)),
+            self._origins,
+            self._needs_u,
+        )
+
+    def refuse(self, pointer: str, reason: str) -> None:
+        """Raises NotEnforced; in a lenient schema, records it."""
+        if self._is_probing:
+            return
+        if not self._lenient:
+            raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
+        self._not_enforced.append(pointer)
+
+    def note(self, pointer: str) -> None:
+        """Records what asserts nothing that is known, and so is not enforced."""
+        if not self._is_probing:
+            self._not_enforced.append(pointer)
+
+    def schema(self, value: Json, pointer: str) -> Json:
+        """The rewritten form of a schema; `pointer`: its place or origin."""
+        self._num_schemas += 1
+        if self._num_schemas > _MAX_SCHEMAS:
+            raise TooComplex(f"the schema has more than {_MAX_SCHEMAS} schemas in it")
+        if isinstance(value, bool):
+            return value
+        value = self._references.draft(pointer).read(value)
+        self._check_keywords(value, pointer)
+        if is_nullable(value):
+            value, has_alternative = bare(value)
+            if has_alternative:
+                return {"anyOf": [self.schema(value, pointer), NULL]}
+        value = self._with_listed_arrays(value, pointer)
+        out: dict[str, Json] = {}
+        also: list[Json] = []
+        for keyword in value:
+            self._keyword(keyword, value, pointer, out, also)
+        if also:
+            out["allOf"] = [*out.get("allOf", ()), *also]
+        self._origins[id(out)] = pointer
+        return out
+
+    def _with_listed_arrays(self, value: dict[str, Json], pointer: str) -> dict[str, Json]:
+        def follow(reference: str) -> Json:
+            return self.raw(self.resolve(reference, pointer))
+
+        return listed(value, follow, is_annotation) or value
+
+    def _check_keywords(self, value: dict[str, Json], pointer: str) -> None:
+        for keyword, inner in value.items():
+            shape = SHAPES.get(keyword)
+            if shape is not None and not shape[0](inner):
+                place = below(pointer, keyword)
+                rule = f"the value of {keyword} must be {shape[1]}"
+                message = f"{place}: {rule}. Given: {shown(inner)}"
+                raise Malformed(message, pointer=place)
+
+    def _keyword(
+        self,
+        keyword: str,
+        schema: dict[str, Json],
+        pointer: str,
+        out: dict[str, Json],
+        also: list[Json],
+    ) -> None:
+        value = schema[keyword]
+        place = below(pointer, keyword)
+        if self._is_pointless(keyword, value, pointer):
+            return
+        if keyword in _HANDLERS:
+            _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
+        elif keyword in REFUSED:
+            self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
+        elif keyword.startswith(EXTENSIONS):
+            self.note(place)
+        elif keyword in CONTENT:
+            # Generators write base64 with its pattern.
+            if keyword != "contentEncoding" or "pattern" not in schema:
+                self.note(place)
+        elif keyword not in ANNOTATIONS and keyword != "nullable":
+            self._unknown.add(keyword)
+            if len(self._unknown) > _MAX_UNKNOWN:
+                raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
+            known = intended_assertion(keyword)
+            if known is not None:
+                self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
+            else:
+                self.note(place)
+
+    def _is_pointless(self, keyword: str, value: Json, pointer: str) -> bool:
+        """Whether a keyword of a later draft was refused; those that are held are noted."""
+        draft = self._references.draft(pointer)
+        place = below(pointer, keyword)
+        self._has_one_of |= keyword == "oneOf" and not self._is_probing
+        if not draft.ignores(keyword, value):
+            return False
+        if keyword == "prefixItems":
+            self.refuse(place, f"it says nothing in {draft.name}; write a list under items")
+            return True
+        if not self._is_probing:
+            self._ignored.append(place)
+        return False
+
+    # -- the interface of handlers
+
+    def definition(self, target: str) -> str:
+        """The name under which the schema at a pointer is defined in the result."""
+        name = self._names.get(target)
+        if self._is_probing:
+            return name or ""
+        if name is None:
+            name = self._names[target] = f"d{len(self._names)}"
+            self._pending.append(target)
+        return name
+
+    def resolve(self, reference: str, pointer: str) -> str:
+        return self._references.resolve(reference, pointer)
+
+    def translated(self, pattern: str) -> str:
+        if not self.may_look_around(pattern):
+            raise TooComplex(f"more than {_MAX_LOOKING} patterns that look around")
+        return self._translate(pattern)
+
+    def may_look_around(self, pattern: str) -> bool:
+        is_looking = looks_around(pattern)
+        if is_looking and len(self._looking) < _MAX_LOOKING:
+            self._looking.add(pattern)
+        return not is_looking or pattern in self._looking
+
+    def raw(self, pointer: str) -> Json:
+        return at(self._document, pointer)
+
+    def negated(self, value: Json, place: str) -> Json:
+        """The negation of a raw schema; None if it was refused."""
+        try:
+            return self.opposite(value, place)
+        except NoNegation as reason:
+            self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
+            return None
+
+    def opposite(self, value: Json, place: str, beside: Json = True) -> Json:
+        """The negation of a raw schema, beside another one. Raises NoNegation."""
+        self.probe(value, place)
+        followed = 0
+
+        def resolve(reference: str) -> Json:
+            nonlocal followed
+            followed += 1
+            if followed > _MAX_FOLLOWED:
+                raise NoNegation("$ref")
+            return self.raw(self.resolve(reference, place))
+
+        return negation(value, resolve, self._references.draft(place), beside)
+
+    def probe(self, value: Json, place: str) -> None:
+        """Check a raw schema for wrong values of keywords, which negation would miss."""
+        was_probing = self._is_probing
+        self._is_probing = True
+        try:
+            self.schema(value, place)
+        finally:
+            self._is_probing = was_probing
+
+    def string(self, value: Json, place: str) -> None:
+        """Record a string that cannot be written without \\u."""
+        if isinstance(value, str):
+            if any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value):
+                self._needs_u.append(place)
+        elif isinstance(value, list):
+            for item in value:
+                self.string(item, place)
+        elif isinstance(value, dict):
+            for key, member in value.items():
+                self.string(key, place)
+                self.string(member, place)

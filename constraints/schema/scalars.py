@@ -1,0 +1,208 @@
+"""Keywords of types, values, numbers and strings; ranges of whole numbers as patterns of digits."""
+
+from constraints.errors import Malformed, NotEnforced
+from constraints.regex.look_around import conjuncts
+from constraints.schema import formats
+from constraints.schema.keywords import TYPES
+from constraints.schema.place import Handler, Place
+from constraints.schema.reading import Json, shown
+
+
+def between(low: int, high: int) -> str:
+    """The digits of the numbers from `low`, 0 or more, to `high`."""
+    options: list[str] = []
+    while low <= high:
+        last = min(high, 10 ** len(str(low)) - 1)
+        options.extend(_same_length(str(low), str(last)))
+        low = last + 1
+    return f"(?:{'|'.join(options)})" if options else r"[^\x{0}-\x{10FFFF}]"
+
+
+def at_least(low: int) -> str:
+    """The digits of the numbers from `low` on, 0 or more."""
+    length = len(str(low))
+    return f"(?:{between(low, 10**length - 1)}|[1-9][0-9]{{{length},}})"
+
+
+def _same_length(low: str, high: str) -> list[str]:
+    """Alternatives of the numerals from `low` to `high`, which are of one length."""
+    if low == high:
+        return [low]
+    rest = len(low) - 1
+    if low[0] == high[0]:
+        return [low[0] + each for each in _same_length(low[1:], high[1:])]
+    if not rest:
+        return [_digits(low[0], high[0])]
+    options: list[str] = []
+    first = int(low[0])
+    last = int(high[0])
+    if low[1:] != "0" * rest:
+        options += [low[0] + each for each in _same_length(low[1:], "9" * rest)]
+        first += 1
+    tail: list[str] = []
+    if high[1:] != "9" * rest:
+        tail = [high[0] + each for each in _same_length("0" * rest, high[1:])]
+        last -= 1
+    if first <= last:
+        options.append(f"{_digits(str(first), str(last))}[0-9]{{{rest}}}")
+    return options + tail
+
+
+def _digits(first: str, last: str) -> str:
+    return first if first == last else f"[{first}-{last}]"
+
+
+# Whole numbers that a double holds exactly reach to here; the engine counts in doubles.
+_EXACT = 2**53
+# It counts characters in 32 bits.
+_MOST_COUNTED = 2**31
+_SMALLEST = 1e-9
+_LARGEST = 1e15
+_INEXACT = "{} is beyond the numbers that are held exactly"
+
+
+def _type(place: Place, value: Json, pointer: str) -> None:
+    place.out["type"] = value
+
+
+def _count(place: Place, value: Json, pointer: str) -> None:
+    if value > _MOST_COUNTED:
+        place.rewriter.refuse(pointer, f"must be at most {_MOST_COUNTED}. Given: {shown(value)}")
+    else:
+        place.out[pointer.rpartition("/")[2]] = int(value)
+
+
+def _values(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    for inner in value if keyword == "enum" else [value]:
+        _check_numbers(place, inner, pointer)
+    place.rewriter.string(value, pointer)
+    if keyword == "enum" and not value:
+        place.also.append(False)
+    else:
+        place.out[keyword] = value
+
+
+def _check_numbers(place: Place, value: Json, pointer: str) -> None:
+    match value:
+        case bool():
+            return
+        case int():
+            if abs(value) > _EXACT:
+                place.rewriter.refuse(pointer, _INEXACT.format(value))
+        case float():
+            if value and not _SMALLEST <= abs(value) <= _LARGEST:
+                place.rewriter.refuse(pointer, _INEXACT.format(value))
+        case list():
+            for item in value:
+                _check_numbers(place, item, pointer)
+        case dict():
+            for member in value.values():
+                _check_numbers(place, member, pointer)
+
+
+def _bound(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    exclusive = "exclusive" + keyword[0].upper() + keyword[1:]
+    if place.schema.get(exclusive) is not True:
+        _put_bound(place, keyword, value, pointer)
+
+
+def _exclusive_bound(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    if not isinstance(value, bool):
+        _put_bound(place, keyword, value, pointer)
+    elif value:
+        # Draft 4: a boolean that excludes the plain bound itself.
+        plain = keyword.removeprefix("exclusive").lower()
+        if plain in place.schema:
+            _put_bound(place, keyword, place.schema[plain], pointer)
+
+
+def _put_bound(place: Place, keyword: str, value: Json, pointer: str) -> None:
+    is_low = keyword.endswith("inimum")
+    is_tiny = bool(value) and abs(value) < _SMALLEST
+    if is_tiny or (abs(value) > _EXACT and (value < 0) != is_low):
+        place.rewriter.refuse(pointer, _INEXACT.format(value))
+    else:
+        # The bounds of machine words, and larger ones, are reduced to exact numbers.
+        place.out[keyword] = max(-_EXACT, min(value, _EXACT))
+
+
+def _multiple_of(place: Place, value: Json, pointer: str) -> None:
+    # The engine multiplies combined steps in 32 bits.
+    digits = repr(value).removesuffix(".0")
+    if "e" in digits or len(digits.replace(".", "").strip("0")) > 4 or len(digits) > 9:
+        place.rewriter.refuse(pointer, f"a step of {value} has too many digits to be enforced")
+    else:
+        place.out["multipleOf"] = value
+
+
+def _pattern(place: Place, value: Json, pointer: str) -> None:
+    types = place.schema.get("type")
+    for piece in conjuncts(value):
+        translated = engine_pattern(place, piece, pointer)
+        if translated is None:
+            continue
+        if "pattern" in place.out:
+            place.also.append({"pattern": translated} | ({"type": types} if types else {}))
+        else:
+            place.out["pattern"] = translated
+
+
+def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
+    """The rewritten form of a pattern; None if it was refused."""
+    try:
+        return place.rewriter.translated(pattern)
+    except NotEnforced as error:
+        place.rewriter.refuse(pointer, str(error))
+    except Malformed as error:
+        raise Malformed(f"{pointer}: {error}", pointer=pointer) from None
+    return None
+
+
+def _format(place: Place, value: Json, pointer: str) -> None:
+    types = place.schema.get("type")
+    if value in formats.PATTERNS:
+        pattern = f"^(?:{formats.PATTERNS[value]})$"
+        if "pattern" in place.schema:
+            place.also.append({"pattern": pattern} | ({"type": types} if types else {}))
+        else:
+            place.out["pattern"] = pattern
+    elif value in formats.BY_ENGINE:
+        place.out["format"] = value
+        if value in formats.MAX_LEN:
+            longest = {"maxLength": formats.MAX_LEN[value]}
+            place.also.append(longest | ({"type": types} if types else {}))
+    elif value in formats.RANGES:
+        _integer_format(place, value, pointer)
+    elif value not in formats.ANNOTATIONS and "pattern" not in place.schema:
+        # Generators write a format of their own beside its pattern.
+        place.rewriter.note(pointer)
+
+
+def _integer_format(place: Place, value: Json, pointer: str) -> None:
+    """A format that is a range of integers: of numbers, and of strings of digits."""
+    types = place.schema.get("type", TYPES)
+    names = [types] if isinstance(types, str) else types
+    low, high = formats.RANGES[value]
+    plain = dict.fromkeys("integer" if name == "number" else name for name in names)
+    in_range: Json = {"minimum": low, "maximum": high}
+    options: list[Json] = [{"type": [name for name in plain if name != "string"], **in_range}]
+    if "string" in plain:
+        digits = rf"^(?:{between(0, high)}{f'|-{between(1, -low)}' if low else ''})$"
+        options.append({"type": "string", "pattern": digits})
+    options = [option for option in options if option["type"]]
+    place.more(options[0] if len(options) == 1 else {"anyOf": options}, pointer)
+
+
+HANDLERS: dict[str, Handler] = {
+    "type": _type,
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _count),
+    **dict.fromkeys(("const", "enum"), _values),
+    **dict.fromkeys(("minimum", "maximum"), _bound),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive_bound),
+    "multipleOf": _multiple_of,
+    "pattern": _pattern,
+    "format": _format,
+}

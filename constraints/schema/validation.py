@@ -1,0 +1,399 @@
+"""Validates a finished text against a schema, where masks of a lenient schema did not enforce all.
+
+Uses the `jsonschema` package with the schema's draft and without fetching; formats are those that
+masks assert, and patterns have the same meaning as in masks (`constraints.regex.search`). Patterns
+that masks do not enforce may take unlimited time on some texts: call this only where it can be
+stopped.
+
+Numbers are exact. The package computes in doubles: 19.99 is no multiple of 0.01, 1e400 is no
+number, and larger ones raise. Here numbers that an int or a double might change are decimals.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import lookup_recursive_ref
+
+from constraints.errors import ConstraintError
+from constraints.grammars.engine import LIMITS, GrammarLanguage
+from constraints.guiding.alphabet import byte_vocabulary, in_bytes
+from constraints.regex.search import is_found
+from constraints.schema import formats
+from constraints.schema.json_schema import prepare
+from constraints.schema.reading import Json, below
+from constraints.schema.references import spelt_out
+from constraints.spec import ConstraintSpec, Kind
+
+# Longer integers are decimals: Python does not parse or print much longer ones.
+_MAX_INT_LEN = 1000
+# Digits that are converted at once; conversion takes quadratic time.
+_PIECE_LEN = 1000
+# Exponents of decimals have at most 18 digits.
+_MAX_EXPONENT_LEN = 16
+# Of a number that is written without exponent.
+_MAX_PLACES = 1000
+
+
+class ExactNumber(Decimal):
+    """Any number with a point or an exponent."""
+
+    def __repr__(self) -> str:
+        return str(self).replace("E", "e")
+
+
+class LongInteger(ExactNumber):
+    """An integer with too many digits for int."""
+
+
+def loads(text: str) -> Json:
+    """A JSON value with exact numbers. Raises ValueError and RecursionError."""
+    return json.loads(text, parse_float=_number, parse_int=_integer, parse_constant=_no_constant)
+
+
+def _number(text: str) -> ExactNumber:
+    digits, _, exponent = text.lower().partition("e")
+    if len(exponent) > _MAX_EXPONENT_LEN:
+        # Larger than every other number of a schema.
+        exponent = f"{'-' if exponent[0] == '-' else ''}1{'0' * (_MAX_EXPONENT_LEN - 2)}"
+    return ExactNumber(f"{digits}e{exponent or 0}")
+
+
+def _integer(text: str) -> int | LongInteger:
+    return int(text) if len(text) <= _MAX_INT_LEN else LongInteger(text)
+
+
+def _no_constant(name: str) -> Json:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def without_exponent(value: Decimal) -> str:
+    """The shortest text of the number without an exponent; empty where that has too many zeros."""
+    if abs(value.adjusted()) > _MAX_PLACES:
+        return ""
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").removesuffix(".")
+    return text if value else "0"
+
+
+def is_multiple(value: int | ExactNumber, step: int | ExactNumber) -> bool:
+    """Whether `value` is exactly a multiple of `step`, which is positive.
+
+    Takes time linear in the digits of `value`.
+    """
+    digits, exponent = _parts(value)
+    step_digits, step_exponent = _parts(step)
+    whole = int(Decimal((0, step_digits, 0)))
+    shift = exponent - step_exponent
+    if shift >= 0:
+        return _rest(digits, whole) * pow(10, shift, whole) % whole == 0
+    # All digits behind the last place of the step must be zeros.
+    is_possible = not any(digits[shift:])
+    return is_possible and _rest(digits[:shift], whole) == 0
+
+
+def _rest(digits: tuple[int, ...], step: int) -> int:
+    """The remainder of a division."""
+    rest = 0
+    for start in range(0, len(digits), _PIECE_LEN):
+        piece = digits[start : start + _PIECE_LEN]
+        rest = (rest * 10 ** len(piece) + int(Decimal((0, piece, 0)))) % step
+    return rest
+
+
+def _parts(value: int | ExactNumber) -> tuple[tuple[int, ...], int]:
+    """The digits and their exponent of ten; the sign is ignored."""
+    _, digits, exponent = Decimal(value).as_tuple()
+    assert isinstance(exponent, int), "JSON has no infinity"
+    return digits, exponent
+
+
+@lru_cache(maxsize=32)
+def exact(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
+    """The validator of the same draft for values from `loads`."""
+    integers = kind.TYPE_CHECKER
+    takes_points = integers.is_type(1.0, "integer")
+
+    def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
+        if not isinstance(value, ExactNumber):
+            return integers.is_type(value, "integer")
+        is_whole = takes_points and value == value.to_integral_value()
+        return isinstance(value, LongInteger) or is_whole
+
+    multiples = dict.fromkeys({"multipleOf", "divisibleBy"} & kind.VALIDATORS.keys(), _multiple_of)
+    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
+    return extend(kind, validators=multiples, type_checker=integers.redefine("integer", is_integer))
+
+
+def _multiple_of(
+    validator: jsonschema.Validator, step: Json, instance: Json, schema: Json
+) -> Iterator[jsonschema.ValidationError]:
+    if not validator.is_type(instance, "number"):
+        return
+    if not step > 0:
+        raise ValueError("no number is a multiple of it")
+    if not is_multiple(instance, step):
+        yield jsonschema.ValidationError(f"{instance!r} is not a multiple of {step!r}")
+
+
+_Errors = Iterator[jsonschema.ValidationError]
+_Keyword = Callable[[Any, Json, Json, Json], _Errors]
+
+
+@lru_cache(maxsize=32)
+def with_patterns(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
+    """The validator of the same draft with these keywords."""
+    ours: dict[str, _Keyword] = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "unevaluatedProperties": _unevaluated_properties,
+    }
+    known = {name: ours[name] for name in ours.keys() & kind.VALIDATORS.keys()}
+    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
+    return extend(kind, validators=known)
+
+
+def _pattern(validator: Any, pattern: Json, instance: Json, schema: Json) -> _Errors:
+    if validator.is_type(instance, "string") and not is_found(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Json, instance: Json, schema: Json) -> _Errors:
+    if not validator.is_type(instance, "object"):
+        return
+    for pattern, inner in patterns.items():
+        for name, value in instance.items():
+            if is_found(pattern, name):
+                yield from validator.descend(value, inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, rest: Json, instance: Json, schema: Json) -> _Errors:
+    if not validator.is_type(instance, "object"):
+        return
+    declared = _declared(instance, schema)
+    extras = [name for name in instance if name not in declared]
+    if validator.is_type(rest, "object"):
+        for name in extras:
+            yield from validator.descend(instance[name], rest, path=name)
+    elif not rest and extras:
+        yield jsonschema.ValidationError(
+            f"Additional properties are not allowed ({_unexpected(extras)})"
+        )
+
+
+def _unevaluated_properties(validator: Any, rest: Json, instance: Json, schema: Json) -> _Errors:
+    if not validator.is_type(instance, "object"):
+        return
+    evaluated = _evaluated(validator, instance, schema)
+    extras = [name for name in instance if name not in evaluated]
+    if extras:
+        yield jsonschema.ValidationError(
+            f"Unevaluated properties are not allowed ({_unexpected(extras)})"
+        )
+
+
+def _unexpected(names: list[str]) -> str:
+    verb = "was" if len(names) == 1 else "were"
+    return f"{', '.join(map(repr, sorted(names)))} {verb} unexpected"
+
+
+def _declared(instance: Json, schema: Json) -> set[str]:
+    """The properties that a schema declares, by name or by pattern."""
+    patterns = schema.get("patternProperties", {})
+    return set(instance.keys() & schema.get("properties", {}).keys()) | {
+        name for name in instance if any(is_found(pattern, name) for pattern in patterns)
+    }
+
+
+def _evaluated(validator: Any, instance: Json, schema: Json) -> set[str]:
+    """The properties that a schema evaluates, also through references."""
+    if not isinstance(schema, dict):
+        return set()
+    found = _declared(instance, schema)
+    for keyword in ("additionalProperties", "unevaluatedProperties"):
+        if keyword in schema:
+            inner = validator.evolve(schema=schema[keyword])
+            found |= {name for name, value in instance.items() if inner.is_valid(value)}
+    for resolved in _resolved(validator, schema):
+        there = validator.evolve(schema=resolved.contents, _resolver=resolved.resolver)
+        found |= _evaluated(there, instance, resolved.contents)
+    for inner in _holding(validator, instance, schema):
+        found |= _evaluated(validator, instance, inner)
+    return found
+
+
+def _resolved(validator: Any, schema: Json) -> Iterator[Any]:
+    for keyword in ("$ref", "$dynamicRef"):
+        if keyword in schema:
+            yield validator._resolver.lookup(schema[keyword])
+    if "$recursiveRef" in schema:
+        yield lookup_recursive_ref(validator._resolver)
+
+
+def _holding(validator: Any, instance: Json, schema: Json) -> Iterator[Json]:
+    """The subschemas that apply to the same instance and that it satisfies."""
+    for name, inner in schema.get("dependentSchemas", {}).items():
+        if name in instance:
+            yield inner
+    for keyword in ("allOf", "oneOf", "anyOf"):
+        for inner in schema.get(keyword, ()):
+            if validator.evolve(schema=inner).is_valid(instance):
+                yield inner
+    if "if" in schema:
+        holds = validator.evolve(schema=schema["if"]).is_valid(instance)
+        yield from [schema["if"]] if holds else []
+        branch = "then" if holds else "else"
+        yield from [schema[branch]] if branch in schema else []
+
+
+MAX_VIOLATIONS = 20
+_MAX_MESSAGE_LEN = 300
+# Without `$schema`, the newest draft is used by which the schema is valid.
+_DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
+_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType)
+# Errors about the value of a keyword in the schema.
+_WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One error of an instance.
+
+    pointer:         JSON Pointer of the wrong part of the instance
+    schema_pointer:  of the keyword that it does not satisfy
+    """
+
+    pointer: str
+    schema_pointer: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"at {self.pointer}: {self.message}" if self.pointer else self.message
+
+
+def violations(
+    schema_text: str, text: str, formats: jsonschema.FormatChecker | None = None
+) -> tuple[Violation, ...]:
+    """The first few errors of `text`; empty: it is a valid instance. None asserts no format.
+
+    What cannot be validated, such as a reference to another document, is reported as a violation.
+    """
+    schema = spelt_out(loads(schema_text))
+    try:
+        instance = loads(text)
+    except (ValueError, RecursionError) as error:
+        return (Violation("", "", f"not JSON: {error}"),)
+    try:
+        errors = _errors(schema, instance, formats)
+    except ConstraintError as error:
+        why = str(error).partition("\n")[0]
+        return (Violation("", "", f"the schema cannot be followed: {why}"),)
+    except _UNFOLLOWABLE as error:
+        return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
+    except BaseException as error:
+        # On stack overflow the package's dictionaries panic with an error that is no Exception.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        return (Violation("", "", "the schema cannot be followed: RecursionError"),)
+    if errors is None:
+        return (Violation("", "", "the schema cannot be followed: a keyword's value is wrong"),)
+    return tuple(
+        Violation(
+            _pointer(error.absolute_path),
+            _pointer(error.absolute_schema_path),
+            error.message[:_MAX_MESSAGE_LEN],
+        )
+        for error in errors
+    )
+
+
+def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
+    """What says whether texts are instances of a part of a schema. Both have to be followable."""
+    schema = spelt_out(loads(schema_text))
+    part = spelt_out(loads(part_text))
+    kinds = _kinds(schema)
+    validators = [
+        with_patterns(exact(kind))(_unnamed(schema), registry=Registry()) for kind in kinds
+    ]
+
+    def is_instance(text: str) -> bool:
+        value = loads(text)
+        for validator in validators:
+            with suppress(*_WRONG_VALUES):
+                return bool(validator.evolve(schema=part).is_valid(value))
+        return False
+
+    return is_instance
+
+
+def _kinds(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
+    """Up to draft 2019-09 `items` may be a list, and many such schemas name no draft."""
+    if isinstance(schema, dict) and "$schema" in schema:
+        return (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
+    return _DRAFTS
+
+
+def _unnamed(schema: Json) -> Json:
+    """Without `$schema`, for which the package would use its own validator behind a reference."""
+    if not isinstance(schema, dict):
+        return schema
+    return {key: value for key, value in schema.items() if key != "$schema"}
+
+
+def _errors(
+    schema: Json, instance: Json, formats: jsonschema.FormatChecker | None
+) -> list[jsonschema.ValidationError] | None:
+    """The first few errors; None: a keyword of the schema has an invalid value."""
+    registry: Registry[Json] = Registry()
+    for kind in _kinds(schema):
+        try:
+            validator = with_patterns(exact(kind))(
+                _unnamed(schema), registry=registry, format_checker=formats
+            )
+            return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
+        except _WRONG_VALUES:
+            continue
+    return None
+
+
+def _pointer(path: Iterable[str | int]) -> str:
+    pointer = ""
+    for key in path:
+        pointer = below(pointer, key)
+    return pointer
+
+
+class MaskFormats(jsonschema.FormatChecker):
+    """Asks the engine; takes milliseconds for a format that was not asked for before."""
+
+    def check(self, instance: Json, format: Json) -> None:
+        """Raises jsonschema.FormatError. `instance` is a value of `loads`."""
+        if isinstance(instance, str):
+            text = json.dumps(instance, ensure_ascii=False)
+        elif isinstance(instance, int | Decimal) and not isinstance(instance, bool):
+            text = without_exponent(Decimal(instance))
+        else:
+            return
+        if not text or format not in formats.KNOWN:
+            return
+        tokens = [*text.encode(errors="surrogatepass"), *byte_vocabulary().end_ids[:1]]
+        if _language(format).matcher().num_legal(tokens) < len(tokens):
+            raise jsonschema.FormatError(f"{instance!r} is not a {format!r}")
+
+
+@lru_cache(maxsize=64)
+def _language(name: str) -> GrammarLanguage:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps({"format": name}))
+    limits = LIMITS[Kind.JSON_SCHEMA]
+    grammar = prepare(spec, limits)
+    return GrammarLanguage(byte_vocabulary(), in_bytes(grammar.text), limits, grammar.explain)

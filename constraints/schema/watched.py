@@ -1,0 +1,445 @@
+"""What is watched in the instances of a schema, since the engine does not remember what it read.
+
+{"properties": {"tags": {"type": "array", "uniqueItems": true}}}
+->  0: {"properties": {"tags": 1}}    1: {"differ": true}
+
+A rule that is meant for one option of a choice alone depends on the instance, and is refused; but
+not where the other options have no value of its type, as in {"anyOf": [SET, {"type": "null"}]}.
+`constraints.grammars.watching` follows outputs by it.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from math import ceil, floor
+from typing import Any, NamedTuple, TypeAlias
+
+from constraints.errors import TooComplex
+from constraints.schema.disjoint import conjuncts, types_of, values_of
+from constraints.schema.grammar import parts
+from constraints.schema.place import WATCH
+from constraints.schema.reading import Json, equal_key
+
+
+class Supply(IntEnum):
+    """Which values of an array's items no longer text begins with: they may leave no other.
+
+    NONE: as of strings of any length
+    ZERO: as of integers
+    SOME: others, which the engine knows
+    """
+
+    NONE = 0
+    ZERO = 1
+    SOME = 2
+
+
+class Wanted(NamedTuple):
+    """How many items of an array are instances of a schema, which is JSON."""
+
+    schema: str
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is watched at one place of an instance; below it, by the numbers of other places.
+
+    differ:         whether the items of an array differ
+    supply:         which of its items no longer ones begin with
+    values:         the texts of all that its items may be, where they are few
+    wanted:         items that it contains
+    longest:        the most items of an array that contains some; None: any number
+    least:          the fewest keys of an object
+    most:           the most keys of an object; None: any number
+    names:          all keys that it may have, in their order, where they are listed
+    required:       the keys that it has to have, where there is a most
+    properties:     the places of members
+    rest:           that of all other members
+    prefix:         the places of the first items
+    items:          that of all other items
+    """
+
+    differ: bool = False
+    supply: Supply = Supply.NONE
+    values: tuple[str, ...] = ()
+    wanted: tuple[Wanted, ...] = ()
+    longest: int | None = None
+    least: int = 0
+    most: int | None = None
+    names: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    properties: dict[str, int | None] = field(default_factory=dict)
+    rest: int | None = None
+    prefix: tuple[int | None, ...] = ()
+    items: int | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether something is watched at this place itself."""
+        return self.reads_items or self.least > 0 or self.most is not None
+
+    @property
+    def reads_items(self) -> bool:
+        """Whether an array's items are looked at as a whole."""
+        return self.differ or bool(self.wanted)
+
+    @property
+    def of_arrays(self) -> "Watch":
+        """What of it concerns an array."""
+        return replace(self, least=0, most=None, names=(), required=(), properties={}, rest=None)
+
+    @property
+    def of_objects(self) -> "Watch":
+        """What of it concerns an object."""
+        return Watch(
+            least=self.least,
+            most=self.most,
+            names=self.names,
+            required=self.required,
+            properties=self.properties,
+            rest=self.rest,
+        )
+
+    def member(self, key: str) -> int | None:
+        """The place of a member."""
+        return self.properties.get(key, self.rest)
+
+    def item(self, index: int) -> int | None:
+        """The place of an item."""
+        return self.prefix[index] if index < len(self.prefix) else self.items
+
+
+def written(places: tuple[Watch, ...], document: str) -> str:
+    """The places as text; "" for none. `document`: the schema, as JSON."""
+    if not places:
+        return ""
+    needed = document if any(place.wanted for place in places) else ""
+    return json.dumps({"document": needed, "places": [asdict(place) for place in places]})
+
+
+def read(text: str) -> tuple[tuple[Watch, ...], str]:
+    """The places that `written` wrote, and their document."""
+    found = json.loads(text)
+    return tuple(map(_place, found["places"])), found["document"]
+
+
+def _place(fields: dict[str, Any]) -> Watch:
+    lists = {key: tuple(fields[key]) for key in ("values", "names", "required", "prefix")}
+    wanted = tuple(Wanted(*each) for each in fields["wanted"])
+    return Watch(**{**fields, **lists, "wanted": wanted, "supply": Supply(fields["supply"])})
+
+
+_CONTAINERS = frozenset(("array", "object"))
+_NO_OBJECTS = ("null", "boolean", "number", "string", "array")
+_OF_OBJECTS = frozenset(("properties", "required", "additionalProperties", "patternProperties"))
+_UNCERTAIN: frozenset[str] = frozenset()
+_MAX_PLACES = 2_000
+_MAX_DEPTH = 20
+_LISTED: dict[str, list[Json]] = {"boolean": [False, True], "null": [None]}
+# The most values of which all may be in an array.
+_FEW = 256
+_BOUNDS = frozenset(
+    ("pattern", "format", "maxLength", "minimum", "maximum", "multipleOf", "enum", "const")
+)
+# A schema, and the types of the instances to which it applies for certain.
+_Said: TypeAlias = tuple[Json, frozenset[str]]
+# A schema, and whether it applies for certain to the instances at hand.
+_Certain: TypeAlias = tuple[Json, bool]
+
+
+def watches_of(
+    root: Json, definitions: dict[str, Json], refuse: Callable[[Json, str], None]
+) -> tuple[Watch, ...]:
+    """What is watched; nothing at all: (). `refuse` is told a schema and its keyword."""
+    finding = _Finding(definitions, refuse)
+    finding.place([(root, _CONTAINERS)])
+    return tuple(finding.found)
+
+
+class _Finding:
+    """The places that were found so far. A place is described by all schemas that apply there."""
+
+    def __init__(self, definitions: dict[str, Json], refuse: Callable[[Json, str], None]) -> None:
+        self.found: list[Watch] = []
+        self._definitions = definitions
+        self._refuse = refuse
+        self._numbers: dict[frozenset[tuple[int, frozenset[str]]], int] = {}
+        self._watching = _watching(definitions)
+        self._is_watching: dict[int, bool] = {}
+
+    def place(self, said: Iterable[_Said]) -> int | None:
+        """The number of the place that these schemas describe; None: nothing is watched there."""
+        flat = list(self._flat(said))
+        if not any(self._watches(schema) for schema, _ in flat):
+            return None
+        key = frozenset((id(schema), certain) for schema, certain in flat)
+        if key in self._numbers:
+            return self._numbers[key]
+        number = self._numbers[key] = len(self.found)
+        if number >= _MAX_PLACES:
+            raise TooComplex(f"more than {_MAX_PLACES} places of the schema are watched")
+        self.found.append(Watch())
+        arrays = [(schema, "array" in certain) for schema, certain in flat]
+        objects = [(schema, "object" in certain) for schema, certain in flat]
+        wanted = [each for some in self._of_keyword("contains", arrays) for each in some]
+        longest = [
+            each["maxItems"] for each, is_certain in arrays if is_certain and "maxItems" in each
+        ]
+        least = self._of_keyword("minProperties", objects)
+        most = self._of_keyword("maxProperties", objects)
+        self.found[number] = Watch(
+            differ=bool(self._of_keyword("uniqueItems", arrays)),
+            supply=max(map(self._supply, arrays), default=Supply.NONE),
+            values=next(filter(None, self._values(arrays)), ()),
+            wanted=tuple(Wanted(json.dumps(each["schema"]), *each["counts"]) for each in wanted),
+            longest=min(longest, default=None) if wanted else None,
+            least=max(least, default=0),
+            most=min(most, default=None),
+            **(_keys(objects) if least or most else {}),
+            properties=dict(self._members(objects)),
+            rest=self._others(objects),
+            prefix=tuple(self._first_items(arrays)),
+            items=self._items(arrays),
+        )
+        return number
+
+    def _flat(self, said: Iterable[_Said]) -> Iterator[_Said]:
+        """All schemas that may apply, through references and choices."""
+        todo = deque(said)
+        seen = set()
+        while todo:
+            schema, certain = todo.popleft()
+            if not isinstance(schema, dict) or (id(schema), certain) in seen:
+                continue
+            seen.add((id(schema), certain))
+            yield schema, certain
+            todo += [(each, certain) for each in conjuncts(schema, self._definitions)]
+            for key in ("anyOf", "oneOf"):
+                options = schema.get(key, ())
+                types = [self._types(option, 0) for option in options]
+                for index, option in enumerate(options):
+                    others = frozenset().union(*types[:index], *types[index + 1 :])
+                    todo.append((option, certain - others))
+
+    def _types(self, schema: Json, depth: int) -> frozenset[str]:
+        """The arrays and objects among the types that a schema allows."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return _CONTAINERS if schema is not False else _UNCERTAIN
+        types = types_of(schema) & _CONTAINERS
+        for each in conjuncts(schema, self._definitions):
+            types &= self._types(each, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                options = [self._types(each, depth + 1) for each in schema[key]]
+                types &= frozenset().union(*options)
+        return types
+
+    def _watches(self, schema: Json) -> bool:
+        """Whether something is watched at the schema's instances or below."""
+        if id(schema) not in self._is_watching:
+            self._is_watching[id(schema)] = _mentions(schema, self._watching)
+        return self._is_watching[id(schema)]
+
+    def _of_keyword(self, keyword: str, schemas: list[_Certain]) -> list[Json]:
+        """The keyword's values, of schemas that apply for certain; others are refused."""
+        found = []
+        for schema, is_certain in schemas:
+            if keyword in schema.get(WATCH, ()):
+                if is_certain:
+                    found.append(schema[WATCH][keyword])
+                else:
+                    self._refuse(schema, keyword)
+        return found
+
+    def _members(self, objects: list[_Certain]) -> Iterator[tuple[str, int | None]]:
+        for name in {name: 0 for schema, _ in objects for name in schema.get("properties", ())}:
+            number = self.place(
+                _said(inside, is_certain)
+                for schema, is_certain in objects
+                for inside in _of_member(schema, name)
+            )
+            yield name, number
+
+    def _others(self, objects: list[_Certain]) -> int | None:
+        return self.place(
+            _said(inside, is_certain)
+            for schema, is_certain in objects
+            for inside in _of_others(schema)
+        )
+
+    def _first_items(self, arrays: list[_Certain]) -> Iterator[int | None]:
+        lengths = [len(schema.get("prefixItems", ())) for schema, _ in arrays]
+        for index in range(max(lengths, default=0)):
+            yield self._items(arrays, index)
+
+    def _items(self, arrays: list[_Certain], index: int | None = None) -> int | None:
+        found = []
+        for schema, is_certain in arrays:
+            first = schema.get("prefixItems", ())
+            is_first = index is not None and index < len(first)
+            item = first[index] if is_first else schema.get("items", True)
+            found.append(_said((item, True), is_certain))
+        return self.place(found)
+
+    def _supply(self, array: _Certain) -> Supply:
+        """Which values of an array's items no longer text begins with."""
+        first = array[0].get("prefixItems", ())
+        inner = (*first, array[0].get("items", True))
+        return max(_supply_of(each, self._definitions) for each in inner)
+
+    def _values(self, arrays: list[_Certain]) -> Iterator[tuple[str, ...]]:
+        """What the items may be, where that is listed and the same for all."""
+        has_first = any("prefixItems" in schema for schema, _ in arrays)
+        for schema, is_certain in () if has_first else arrays:
+            if is_certain:
+                yield _texts(schema.get("items", True), self._definitions) or ()
+
+
+def bound(root: Json, definitions: dict[str, Json]) -> None:
+    """Tell the engine what follows from what is watched, in place.
+
+    Arrays whose items differ have no more of them than there are values, and objects no more keys
+    than there are names.
+    """
+    for schema in (root, *definitions.values()):
+        for part in [each for each in parts(schema) if WATCH in each]:
+            if "uniqueItems" in part[WATCH] and "prefixItems" not in part:
+                most = _num_values(part.get("items", True), definitions)
+                if most is not None:
+                    part["maxItems"] = min(most, part.get("maxItems", most))
+            names = _keys([(part, True)]).get("names", part)
+            if names is not part and len(names) < part[WATCH].get("minProperties", 0):
+                part["allOf"] = [*part.get("allOf", ()), {"type": [*_NO_OBJECTS]}]
+
+
+def _num_values(schema: Json, definitions: dict[str, Json], depth: int = 0) -> int | None:
+    """How many values a schema has at most; None: not known."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return 0 if schema is False else None
+    listed = values_of(schema)
+    if listed is not None:
+        return len(set(map(equal_key, listed)))
+    inner = [(each,) for each in conjuncts(schema, definitions)]
+    inner += [schema[key] for key in ("anyOf", "oneOf") if key in schema]
+    found = [_sum(_num_values(each, definitions, depth + 1) for each in some) for some in inner]
+    types = schema.get("type", "object")
+    names = [types] if isinstance(types, str) else types
+    found.append(_sum(_num_of_type(name, schema) for name in names))
+    return min((each for each in found if each is not None), default=None)
+
+
+def _keys(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:
+    """The keys that an object has to have, and all of them where one schema lists these."""
+    all_required = [schema.get("required", ()) for schema, is_certain in objects if is_certain]
+    required = tuple(dict.fromkeys(name for names in all_required for name in names))
+    saying = [schema for schema, _ in objects if schema.keys() & _OF_OBJECTS]
+    if len(saying) != 1 or "patternProperties" in saying[0]:
+        return {"required": required}
+    if saying[0].get("additionalProperties", True) is not False:
+        return {"required": required}
+    properties = saying[0].get("properties", {})
+    names = tuple(name for name, inner in properties.items() if inner is not False)
+    return {"names": names, "required": required}
+
+
+def _supply_of(schema: Json, definitions: dict[str, Json], depth: int = 0) -> Supply:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return Supply.NONE
+    if schema.keys() & _BOUNDS:
+        return Supply.SOME
+    types = schema.get("type", ())
+    is_whole = "integer" in ([types] if isinstance(types, str) else types)
+    inner = [*conjuncts(schema, definitions), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    found = [_supply_of(each, definitions, depth + 1) for each in inner]
+    return max((*found, Supply.ZERO if is_whole else Supply.NONE))
+
+
+def _texts(schema: Json, definitions: dict[str, Json], depth: int = 0) -> tuple[str, ...] | None:
+    """All instances as JSON, of a schema that has few and each in one spelling; or None."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return None
+    said = set(schema)
+    if said == {"$ref"}:
+        return _texts(conjuncts(schema, definitions)[0], definitions, depth + 1)
+    if said == {"anyOf"}:
+        options = [_texts(each, definitions, depth + 1) for each in schema["anyOf"]]
+        return tuple(text for each in options for text in each or ()) if all(options) else None
+    listed = values_of(schema)
+    if said == {"type"}:
+        listed = _LISTED.get(str(schema["type"]))
+    elif said == {"type", "minimum", "maximum"} and schema["type"] == "integer":
+        count = _num_of_type("integer", schema) or 0
+        listed = [ceil(schema["minimum"]) + index for index in range(min(count, _FEW + 1))]
+    elif said - {"type"} not in ({"enum"}, {"const"}):
+        return None
+    if listed is None or len(listed) > _FEW or not all(map(_has_one_spelling, listed)):
+        return None
+    return tuple(json.dumps(value, ensure_ascii=False) for value in listed)
+
+
+def _has_one_spelling(value: Json) -> bool:
+    if isinstance(value, str):
+        return value.isprintable() and not {'"', "\\"} & set(value)
+    return value is None or isinstance(value, bool) or (isinstance(value, int) and value != 0)
+
+
+def _said(inside: tuple[Json, bool], is_certain: bool) -> _Said:
+    return inside[0], _CONTAINERS if inside[1] and is_certain else _UNCERTAIN
+
+
+def _of_member(schema: Json, name: str) -> Iterator[tuple[Json, bool]]:
+    """The schemas of a member that some schema declares, and whether they apply for certain."""
+    patterns = schema.get("patternProperties", {})
+    if name in schema.get("properties", {}):
+        yield schema["properties"][name], True
+    elif "additionalProperties" in schema:
+        yield schema["additionalProperties"], not patterns
+    for each in patterns.values():
+        yield each, False
+
+
+def _of_others(schema: Json) -> Iterator[tuple[Json, bool]]:
+    """The same of a member that no schema declares."""
+    patterns = schema.get("patternProperties", {})
+    rest = schema.get("additionalProperties", True)
+    yield rest, not patterns
+    for each in patterns.values():
+        yield each, rest is False and len(patterns) == 1
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def _num_of_type(name: str, schema: dict[str, Json]) -> int | None:
+    if name == "integer" and {"minimum", "maximum"} <= schema.keys():
+        low: int = ceil(schema["minimum"])
+        high: int = floor(schema["maximum"])
+        return max(0, high - low + 1)
+    return len(_LISTED[name]) if name in _LISTED else None
+
+
+def _watching(definitions: dict[str, Json]) -> set[str]:
+    """The definitions in which something is watched, or in one that they refer to."""
+    found: set[str] = set()
+    while True:
+        more = {name for name, each in definitions.items() if _mentions(each, found)} - found
+        if not more:
+            return found
+        found |= more
+
+
+def _mentions(schema: Json, watching: set[str]) -> bool:
+    return any(
+        WATCH in part or part.get("$ref", "").rpartition("/")[2] in watching
+        for part in parts(schema)
+    )

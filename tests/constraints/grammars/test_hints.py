@@ -1,0 +1,193 @@
+"""Hints at completions, read off a constraint's source: the first at once, others on demand."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from constraints.grammars.engine import LIMITS
+from constraints.grammars.hints import MAX_HINTS, MAX_LEAVES, hints_of
+from constraints.guiding.completion import CompletionHints
+from constraints.schema.json_schema import prepare
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from tests.constraints.cases import SCHEMAS, record
+
+
+def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tuple[bytes, ...]:
+    return hints_of(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace)).all()
+
+
+@pytest.mark.parametrize(
+    ("schema", "hints"),
+    [
+        (record({"a": {"type": "string"}}), (b'"a":',)),
+        ({"enum": ["long", "x", 12345, "fourth"]}, (b'"x"', b"12345", b'"long"')),
+        ({"const": {"b": [1, "é"]}}, ('{"b":[1,"é"]}'.encode(),)),
+        ({"type": "string", "pattern": "^[ab]{3}$"}, (b'"aaa"',)),
+        ({"type": "string", "pattern": "x", "minLength": 3}, (b'"aax"',)),
+        ({"type": "string", "pattern": "(?=y)"}, (b'"y"',)),
+        ({"type": "string", "pattern": r"(y)\1"}, ()),
+        ({"type": "string", "minLength": 6}, (b'"the th"',)),
+        ({"type": "string", "format": "date"}, (b'"2000-01-01"',)),
+        (
+            {"type": "string", "format": "email", "minLength": 8},
+            (b'"a@b.cd"', b'"the the "', b'"aaa@b.cd"'),
+        ),
+        ({"minimum": 5, "exclusiveMaximum": 9}, (b"5", b"8")),
+        ({"default": {"const": 1}, "examples": [{"const": 2}]}, ()),
+        ({"anyOf": [{"items": {"const": 3}}, {"$defs": {"d": {"const": 4}}}]}, (b"3", b"4")),
+    ],
+    ids=str,
+)
+def test_a_schema_hints_at_its_leaves(schema: Any, hints: tuple[bytes, ...]) -> None:
+    assert of_schema(schema) == hints
+
+
+def test_schemas_inside_of_a_grammar_have_hints_and_no_literals() -> None:
+    schema = json.dumps(record({"a": {"type": "string"}, "b": {"const": 1}}))
+    spec = ConstraintSpec(Kind.LARK, f'start: "call " %json {schema}', Whitespace.SPACED)
+    assert hints_of(spec).all() == (b"call ", b"1", b'"a":', b'"b":')
+
+
+def test_hints_of_many_parts_are_bounded() -> None:
+    parts = {f"p{index}": {"const": str(index)} for index in range(600)}
+    assert len(of_schema({"type": "object", "properties": parts})) <= MAX_LEAVES
+    assert of_schema({"const": "x" * 10_000}) == ()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"type": 5},
+        {"enum": 5},
+        {"minimum": "x"},
+        {"required": 7},
+        [1],
+        {"$ref": 3},
+        False,
+    ],
+    ids=str,
+)
+def test_a_schema_without_sense_has_few_hints_and_no_error(schema: Any) -> None:
+    assert len(of_schema(schema)) <= 1
+
+
+def test_schemas_that_grow_when_they_are_written_out_cost_little() -> None:
+    fans = {
+        f"d{i}": record({"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}})
+        for i in range(30)
+    }
+    nested: Any = {"type": "null"}
+    for _ in range(8):
+        nested = {"type": "array", "items": nested, "minItems": 1000}
+    choices = {"allOf": [{"anyOf": [{"minimum": j} for j in range(30)]} for _ in range(10)]}
+    began = time.thread_time()
+    for schema in ({"$defs": {**fans, "d30": {}}, "$ref": "#/$defs/d0"}, nested, choices):
+        assert all(len(hint) < 60_000 for hint in of_schema(schema))
+    assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "hints"),
+    [
+        ("[a-z]+xyz", (b"axyz", b"xyz")),
+        (r"ab+c\.d", (b"abc.d", b"c.d", b"a", b"b")),
+        ("(foo|bar[0-9]{4}-end)", (b"foo", b"-end", b"bar")),
+        (r"\d+[^x]*", (b"0",)),
+        (r"\b[a-z]*xyz", (b"xyz",)),
+    ],
+)
+def test_a_pattern_hints_at_a_whole_text_and_at_its_plain_characters(
+    text: str, hints: tuple[bytes, ...]
+) -> None:
+    assert hints_of(ConstraintSpec(Kind.REGEX, text)).all() == hints
+
+
+def test_a_grammar_hints_at_its_literals() -> None:
+    text = 'start: "BEGIN " NAME " END"\nNAME: /[a-z]+_id/\n'
+    assert hints_of(ConstraintSpec(Kind.LARK, text)).all() == (b"BEGIN ", b" END", b"a_id", b"_id")
+
+
+def test_a_choice_hints_at_its_shortest_strings() -> None:
+    choices = json.dumps(["x" * length for length in range(40, 0, -1)])
+    hints = hints_of(ConstraintSpec(Kind.CHOICE, choices)).all()
+    assert hints[0] == b"x"
+    assert len(hints) == MAX_HINTS
+
+
+def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
+    pattern = "(?s:.*)(?:[fF][oO][xX]|[kK\u212a]a[^b][a-z]+)(?P<end>i+)(?s:.*)"
+    hints = hints_of(ConstraintSpec(Kind.REGEX, pattern)).all()
+    assert set(hints) == {b"foxi", b"fox", b"ka", b"i"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ConstraintSpec(
+            Kind.REGEX, "|".join(chr(0x4E00 + i) + chr(0x5E00 + i) for i in range(6_000))
+        ),
+        ConstraintSpec(Kind.REGEX, "(?i)" + "|".join(f"при{i}вет" for i in range(2_500))),
+        ConstraintSpec(Kind.REGEX, r"\W" * 20_000),
+        ConstraintSpec(Kind.REGEX, "a" * 900_000),
+        ConstraintSpec(Kind.LARK, 'start: "a"\n// ' + "/[ab]{50000}/ " * 3_000),
+        ConstraintSpec(
+            Kind.JSON_SCHEMA,
+            json.dumps(
+                {
+                    "properties": {
+                        f"p{i}": {"type": "string", "pattern": "ab|" * 300 + "c", "minLength": i}
+                        for i in range(40)
+                    },
+                    "required": [f"p{i}" for i in range(40)],
+                }
+            ),
+        ),
+    ],
+    ids=lambda spec: spec.text[:20],
+)
+def test_hints_take_little_time(spec: ConstraintSpec) -> None:
+    began_s = time.thread_time()
+    hints_of(spec).all()
+    assert time.thread_time() - began_s < 2
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"multipleOf":1e400}', '{"enum":[1e999]}', '{"minimum":NaN}', "[" * 450 + "]" * 450]
+)
+def test_a_schema_in_a_grammar_that_is_none_has_no_hints(schema: str) -> None:
+    assert hints_of(ConstraintSpec(Kind.LARK, f"start: %json {schema}")).all() == ()
+
+
+@pytest.mark.parametrize("name", list(SCHEMAS))
+def test_a_schema_that_is_rewritten_already_has_hints_too(name: str) -> None:
+    text = json.dumps(SCHEMAS[name])
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
+    schema = prepare(spec, LIMITS[Kind.JSON_SCHEMA])
+
+    assert set(hints_of(spec, rewritten=schema.rewritten).all()) >= set(hints_of(spec).all())
+
+
+def test_hints_behind_the_first_are_made_once_and_when_they_are_asked_for() -> None:
+    calls: list[None] = []
+
+    def more() -> tuple[bytes, ...]:
+        calls.append(None)
+        return (b"part", b"whole", b"other")
+
+    hints = CompletionHints((b"whole",), more)
+    before = hints.first, hints.are_made, len(calls)
+
+    found = hints.all(), hints.all()
+
+    assert before == ((b"whole",), False, 0)
+    assert found == 2 * ((b"whole", b"part", b"other"),)
+    assert (hints.are_made, len(calls)) == (True, 1)
+
+
+def test_where_nothing_is_left_to_be_made_all_hints_are_the_first() -> None:
+    hints = CompletionHints((b"a", b"b"))
+    assert hints.are_made
+    assert hints.all() == hints.first == (b"a", b"b")

@@ -1,0 +1,430 @@
+"""Masks of what is watched, against all texts of languages that are finite; and outputs in budgets.
+
+An enumeration knows what is legal behind each prefix: what leads on to a text of the language.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from constraints.compiler import Compiler
+from constraints.errors import Contradiction, NotEnforced
+from constraints.grammars.watching import WatchedLanguage
+from constraints.output_constraint import OutputConstraintState
+from constraints.schema.validation import violations
+from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
+from constraints.vocabulary import Vocabulary
+from tests.constraints.cases import drawn
+from tests.constraints.grammars.rig import accepts, of_schema
+
+# Tokens that end several values at once, or end one and begin another.
+_LONGER = (
+    *('","', '",', '"]', ',"a', '["a","', '"a",', '"a","a"]', 'a"', 'b","b', '"]]', "a,", "],["),
+    *(",1", "1,", "1,1", "[1,1", "1]", ",true", "true,", "[true", "true,true]", "null]", ",null"),
+    *(
+        '":1',
+        '"},{"',
+        "1},",
+        '{"k":1}',
+        '{"k":1},{"k":',
+        "]}",
+        '"a"],"',
+        "11",
+        "[[1],[",
+        "0,",
+        ",0",
+    ),
+)
+_TOKENS = (*(bytes([byte]) for byte in range(256)), *(each.encode() for each in _LONGER), b"")
+_END_ID = len(_TOKENS) - 1
+SET: dict[str, Any] = {"type": "array", "uniqueItems": True}
+# More than five: arrays of fewer are listed.
+LETTERS: dict[str, Any] = {"enum": ["a", "b", "ab", "ba", "c", "1"]}
+ABC = {"a": {"enum": [1, 2]}, "b": {"enum": [1, 2]}, "c": {"enum": [1, 2]}}
+CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
+
+
+class _Tokenizer:
+    tokens = (*_TOKENS[:-1], b"<end>")
+    eos_token_id = _END_ID
+    bos_token_id = None
+    special_token_ids = (_END_ID,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@lru_cache(maxsize=1)
+def vocabulary() -> Vocabulary:
+    backend = LLTokenizer(TokenizerWrapper(_Tokenizer()), n_vocab=len(_TOKENS))
+    return Vocabulary(_TOKENS, (_END_ID,), "longer", backend)
+
+
+def language_of(schema: Any) -> WatchedLanguage:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), Whitespace.COMPACT)
+    language = Compiler(vocabulary()).compile(spec)
+    assert isinstance(language, WatchedLanguage)
+    return language
+
+
+def arrays(items: Iterable[Any], max_len: int) -> Iterator[list[Any]]:
+    values = list(items)
+    for size in range(max_len + 1):
+        yield from map(list, itertools.product(values, repeat=size))
+
+
+def objects(keys: str, values: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """In the order of the keys, each with each value or absent."""
+    absent = object()
+    for chosen in itertools.product([absent, *values], repeat=len(keys)):
+        yield {key: each for key, each in zip(keys, chosen, strict=True) if each is not absent}
+
+
+# A schema, and values of which those that it takes are all that there are.
+FINITE: dict[str, tuple[Any, Callable[[], Iterable[Any]]]] = {
+    "booleans": ({**SET, "items": {"type": "boolean"}}, lambda: arrays([True, False], 3)),
+    "letters": (
+        {**SET, "items": {"$ref": "#/$defs/l"}, "maxItems": 2, "$defs": {"l": LETTERS}},
+        lambda: arrays(LETTERS["enum"], 2),
+    ),
+    "digits": (
+        {**SET, "items": {"type": "integer", "minimum": 0, "maximum": 2}, "minItems": 2},
+        lambda: arrays([0, 1, 2], 3),
+    ),
+    "digits or null": (
+        {
+            **SET,
+            "items": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2}, {"type": "null"}]},
+        },
+        lambda: arrays([1, 2, None], 3),
+    ),
+    "a pattern": (
+        {**SET, "items": {"type": "string", "pattern": "^[ab]{1,2}$"}, "maxItems": 2},
+        lambda: arrays(["a", "b", "aa", "ab", "ba", "bb"], 2),
+    ),
+    "a set in an object": (
+        {
+            **CLOSED,
+            "properties": {"k": {**SET, "items": LETTERS, "maxItems": 2}, "l": LETTERS},
+            "required": ["k"],
+        },
+        lambda: (
+            {"k": each, **more}
+            for each in arrays(LETTERS["enum"], 2)
+            for more in ({}, *({"l": one} for one in LETTERS["enum"]))
+        ),
+    ),
+    "a set or null": (
+        {"anyOf": [{**SET, "items": LETTERS, "maxItems": 2}, {"type": "null"}]},
+        lambda: [None, *arrays(LETTERS["enum"], 2)],
+    ),
+    "two keys of three": (
+        {**CLOSED, "properties": ABC, "minProperties": 2},
+        lambda: objects("abc", [1, 2]),
+    ),
+    "one key of three": (
+        {**CLOSED, "properties": ABC, "maxProperties": 1, "required": ["b"]},
+        lambda: objects("abc", [1, 2]),
+    ),
+    "two keys and one of them": (
+        {
+            **CLOSED,
+            "properties": ABC,
+            "minProperties": 2,
+            "maxProperties": 2,
+            "required": ["c"],
+        },
+        lambda: objects("abc", [1, 2]),
+    ),
+    "keys of items": (
+        {
+            "type": "array",
+            "items": {**CLOSED, "properties": ABC, "minProperties": 2},
+            "maxItems": 1,
+        },
+        lambda: arrays(objects("abc", [1, 2]), 1),
+    ),
+    "contains": (
+        {"type": "array", "items": LETTERS, "contains": {"const": "ab"}, "maxItems": 3},
+        lambda: arrays(LETTERS["enum"], 3),
+    ),
+    "contains two of three": (
+        {
+            "type": "array",
+            "items": {"enum": [1, 2, "a"]},
+            "contains": {"type": "integer"},
+            "minContains": 2,
+            "maxContains": 2,
+            "maxItems": 3,
+        },
+        lambda: (each for each in arrays([1, 2, "a"], 3)),
+    ),
+    "a tuple": (
+        {
+            **SET,
+            "prefixItems": [{"enum": [1, 2]}, {"enum": ["a", 1]}],
+            "items": {"enum": [1, 2]},
+            "maxItems": 3,
+        },
+        lambda: arrays([1, 2, "a"], 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_masks_are_those_of_an_enumeration(name: str) -> None:
+    schema, values = FINITE[name]
+    judge = jsonschema.Draft202012Validator(schema)
+    texts = [
+        json.dumps(value, separators=(",", ":")).encode()
+        for value in values()
+        if judge.is_valid(value)
+    ]
+    following: dict[bytes, set[bytes]] = {}
+    for text in texts:
+        for cut in range(len(text)):
+            following.setdefault(text[:cut], set()).add(text[cut:])
+    language = language_of(schema)
+    row = np.zeros(vocabulary().num_words, dtype=np.int32)
+    complete = set(texts)
+    for prefix, rests in following.items():
+        matcher = language.matcher()
+        for byte in prefix:
+            matcher.advance(byte)
+        matcher.fill_mask(row)
+        bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        wanted = {
+            index
+            for index, token in enumerate(_TOKENS[:-1])
+            if any(rest.startswith(token) for rest in rests)
+        }
+        assert {_TOKENS[index] for index in bits} == {_TOKENS[index] for index in wanted}, prefix
+        assert matcher.is_complete is (prefix in complete)
+
+
+# Masks may lead to where an item of few values is an array or object; an output is led around it.
+NESTED: dict[str, Any] = {
+    "sets of sets": {**SET, "items": {**SET, "items": {"enum": [1, 2]}}},
+    "objects": {
+        **SET,
+        "items": {**CLOSED, "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
+        "minItems": 2,
+    },
+    "multiples": {
+        **SET,
+        "items": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.5},
+        "minItems": 3,
+    },
+    "itself": {
+        "$ref": "#/$defs/t",
+        "$defs": {
+            "t": {
+                **CLOSED,
+                "properties": {"k": {**SET, "items": {"$ref": "#/$defs/t"}}},
+                "required": ["k"],
+            }
+        },
+    },
+    "anything": SET,
+    "whole numbers": {**SET, "items": {"type": "integer"}, "minItems": 4},
+    "strings": {**SET, "items": {"type": "string"}, "minItems": 3},
+    "a union": {**SET, "items": {"type": ["integer", "string"], "maxLength": 1}},
+    "in a map": {"type": "object", "additionalProperties": {**SET, "items": {"type": "string"}}},
+    "keys of a map": {"type": "object", "minProperties": 3, "maxProperties": 4},
+    "keys beyond the declared": {
+        "type": "object",
+        "properties": ABC,
+        "required": ["b"],
+        "minProperties": 5,
+        "maxProperties": 5,
+    },
+    "keys of a pattern": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-d]$"},
+        "minProperties": 2,
+        "maxProperties": 3,
+    },
+    "contains an object": {
+        "type": "array",
+        "items": {"type": "object"},
+        "contains": {"properties": {"kind": {"const": "lead"}}, "required": ["kind"]},
+        "maxContains": 1,
+    },
+    "contains two kinds": {
+        "allOf": [
+            {"type": "array", "contains": {"type": "integer", "minimum": 7}},
+            {"contains": {"$ref": "#/$defs/x"}, "uniqueItems": True},
+        ],
+        "$defs": {"x": {"enum": ["x", "y"]}},
+    },
+    "in two parts": {
+        "allOf": [{"type": "array", "items": {"type": "integer"}}, {"uniqueItems": True}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*NESTED, *FINITE])
+@pytest.mark.parametrize("max_len", [40, pytest.param(120, marks=pytest.mark.nightly)])
+def test_an_output_is_an_instance_within_its_budget(name: str, max_len: int) -> None:
+    schema = NESTED[name] if name in NESTED else FINITE[name][0]
+    language = language_of(schema)
+    for seed in range(2):
+        output = OutputConstraintState(language, vocabulary(), Budget(max_len))
+        tokens = drawn(output, vocabulary(), max_len, random.Random(seed))
+        assert len(tokens) <= max_len
+        text = b"".join(_TOKENS[each] for each in tokens).decode()
+        assert violations(json.dumps(schema), text) == (), text
+
+
+def test_a_long_set_is_written_to_its_end_and_no_item_comes_twice() -> None:
+    language = of_schema({**SET, "items": {"type": "string"}})
+    items = [f'{number} "\\ é' for number in range(300)]
+    assert accepts(language, json.dumps(items, ensure_ascii=False))
+    assert not accepts(language, json.dumps([*items, items[7]], ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ("1", "1.0"),
+        ("1", "1e0"),
+        ("0", "-0"),
+        ("100", "1E2"),
+        ('{"a":1,"b":[2]}', '{ "b": [2.0], "a": 1 }'),
+        ('"\\u001f"', '"\\u001F"'),
+        ("[]", "[ ]"),
+        ("1e1000000", "1e1000000"),
+        ("1e99999999999999999999", "1e99999999999999999999"),
+    ],
+)
+def test_items_are_equal_in_every_spelling(one: str, same: str) -> None:
+    language = of_schema(SET)
+    assert accepts(language, f"[{one}]")
+    assert accepts(language, f"[{same}]")
+    assert not accepts(language, f"[{one},{same}]")
+    assert not accepts(language, f'[{one},"x",{same}]')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1,true]",
+        '["1",1]',
+        '[0,false,"",null,[],{}]',
+        "[[1],[[1]]]",
+        '[{"a":1},{"a":2}]',
+        "[[1,2],[2,1]]",
+    ],
+)
+def test_items_of_other_values_differ(text: str) -> None:
+    assert accepts(of_schema(SET), text)
+
+
+def test_what_is_said_of_arrays_is_not_said_of_objects() -> None:
+    language = of_schema({"uniqueItems": True, "contains": {"const": 1}, "minProperties": 2})
+    for text in ('{"a":2,"b":2}', "[1,2]", '"a"', "7"):
+        assert accepts(language, text)
+    for text in ('{"a":1}', "[1,1]", "[2]"):
+        assert not accepts(language, text)
+
+
+def test_more_keys_than_there_are_names_is_a_contradiction() -> None:
+    schema = {**CLOSED, "properties": ABC, "minProperties": 4}
+    with pytest.raises(Contradiction):
+        of_schema(schema)
+    assert accepts(of_schema({"properties": {"x": schema}}), "{}")
+
+
+def test_more_items_than_there_are_values_is_a_contradiction() -> None:
+    with pytest.raises(Contradiction) as contradiction:
+        of_schema({**SET, "items": {"type": "integer", "minimum": 1, "maximum": 9}, "minItems": 10})
+    assert '{"minItems": 10}' in contradiction.value.parts
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"anyOf": [SET, {"type": "array", "maxItems": 3}]}, "/anyOf/0/uniqueItems"),
+        ({"if": {"type": "array", "minItems": 2}, "then": SET}, "/if/anyOf/0/allOf/1/uniqueItems"),
+        ({"patternProperties": {"^a": SET}}, "/patternProperties/^a/uniqueItems"),
+        (
+            {"anyOf": [{**CLOSED, "properties": {"k": SET}}, {**CLOSED, "properties": {"k": {}}}]},
+            "/anyOf/0/properties/k/uniqueItems",
+        ),
+    ],
+)
+def test_what_depends_on_a_choice_is_refused(schema: Any, pointer: str) -> None:
+    with pytest.raises(NotEnforced) as refusal:
+        of_schema(schema)
+    assert refusal.value.pointer == pointer
+    assert of_schema(schema, lenient=True).not_enforced == (pointer,)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [SET, {"type": "string"}]},
+        {"type": ["array", "null"], "uniqueItems": True},
+        {
+            "$ref": "#/$defs/s",
+            "$defs": {"s": {"allOf": [{"type": "array"}, {"uniqueItems": True}]}},
+        },
+        {"oneOf": [{"allOf": [SET]}, {"enum": ["x", 1]}]},
+        {"uniqueItems": True},
+    ],
+)
+def test_an_option_of_its_own_type_is_no_choice(schema: Any) -> None:
+    language = of_schema(schema)
+    assert accepts(language, '["x",1]')
+    assert not accepts(language, '["x","x"]')
+
+
+def test_members_are_watched_by_their_names() -> None:
+    language = of_schema(
+        {
+            "properties": {"a": SET, "b": {"type": "array"}},
+            "additionalProperties": {"items": SET},
+        }
+    )
+    assert accepts(language, '{"a":[1],"b":[1,1],"c":[[1],[1]]}')
+    assert accepts(language, '{"b":[[1,1]],"c":[[1]]}')
+    assert not accepts(language, '{"a":[1,1]}')
+    assert not accepts(language, '{"b":[],"c":[[1,1]]}')
+    assert not accepts(language, '{"\\t":[[1,1]]}')
+
+
+def test_names_of_one_pattern_are_watched() -> None:
+    language = of_schema({"patternProperties": {"^a": SET}, "additionalProperties": False})
+    assert accepts(language, '{"ab":[1,2]}')
+    assert not accepts(language, '{"ab":[1,1]}')
+
+
+def test_a_translation_watches_as_well() -> None:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(SET))
+    first = Compiler(vocabulary()).compile(spec)
+    assert first.translation is not None
+    second = Compiler(vocabulary()).compile(spec, first.translation)
+    assert second.translation == first.translation
+    assert second.may_have_dead_ends
+    assert second.matcher().num_legal([*b"[1,2]", _END_ID]) == len("[1,2]") + 1
+    assert second.matcher().num_legal([*b"[1,1]", _END_ID]) == len("[1,1")
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    matcher = language_of(SET).matcher()
+    for byte in b"[1":
+        matcher.advance(byte)
+    twin = matcher.fork()
+    for byte in b",2":
+        twin.advance(byte)
+    matcher.advance(ord(","))
+    assert matcher.num_legal([*b"2]"]) == 2
+    assert twin.num_legal([*b",2]"]) == 2

@@ -1,0 +1,146 @@
+"""Automata of patterns accept what re.fullmatch matches, whatever looks around in them."""
+
+import random
+import re
+from itertools import product
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from constraints.compiler import Compiler
+from constraints.errors import Contradiction, NotEnforced
+from constraints.regex.automaton import matches
+from constraints.regex.writing import unmatchable_parts
+from constraints.spec import ConstraintSpec, Kind
+from constraints.where.automata import Automaton
+from constraints.where.limits import OutOfReach
+from tests.constraints.cases import byte_vocabulary
+from tests.constraints.grammars.rig import accepts
+
+TEXTS = ["".join(chars) for length in range(5) for chars in product("ab \n", repeat=length)]
+PATTERNS = [
+    *(r"\bab\b.*", r"a\b b", r"\B", r"\b", r"a\Bb|\B\n", r"(?:a|\b)*", r"(?a)a\b\W?"),
+    *(r"(?m)^a$\n^b$", r"(?m)(?:^a*$\n?)+", r"(?m)a$.", r"(?ms)a$.", r"(?ms)^.*$"),
+    *(r"a$\n?", r"^$\n?", r"(?s)a$.?", r"\Aab\Z", r"(?s)(?:a$\n?)*.?"),
+    *(r"(?s).*(?<=a)b.*", r"(?<=^a)b|a(?<=\ba)b", r"(?s)(?:(?<!a)b|a| )*"),
+    *(r"(?s)(?!.*ab).*", r"(?s)(?!a\b).*", r"(?s)(?:(?!ab).)*", r"(?s)(?!(?:a|b)+\Z).+"),
+    *(r"(?=a)(?!ab).*", r"(?s)a(?=b|\n).*", r"(?s)(?:a(?=b)|b(?=a|\Z))*", r"(?:(?=a)a|(?!a)b)*"),
+    *(r"(?s)(?=.*\bb\b)(?!.*\n\n).*", r"(?s)(?=.*a)(?=.*b)(?=.* ).*", r"(?s)(?<![ab])[ab](?!b)"),
+]
+
+
+def takes(automaton: Automaton, text: str) -> bool:
+    state = 0
+    for char in text:
+        state = automaton.steps[state, automaton.partition.label_of(ord(char))]
+    return bool(automaton.accepts[state])
+
+
+def wrong_texts(pattern: str) -> list[str]:
+    automaton, judge = matches(pattern), re.compile(pattern)
+    return [each for each in TEXTS if takes(automaton, each) != bool(judge.fullmatch(each))]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_texts_are_those_that_python_matches(pattern: str) -> None:
+    assert wrong_texts(pattern) == []
+
+
+def any_pattern(draw: random.Random, depth: int) -> str:
+    kind = draw.choice(
+        ["char", "char", "at", "look", *(["then", "then", "or", "times"] * (depth > 0))]
+    )
+    if kind == "char":
+        return draw.choice(["a", "b", "\\n", ".", "[ab]", "[^a]", " ", "\\w"])
+    if kind == "at":
+        return draw.choice([r"\b", r"\B", "^", "$", r"\A", r"\Z"])
+    if kind == "look":
+        inner = "".join(draw.choices(["a", "b", "\\n", ".", "\\b", " "], k=draw.randint(1, 2)))
+        return f"(?{draw.choice(['=', '!', '<=', '<!'])}{inner})"
+    one = any_pattern(draw, depth - 1)
+    if kind == "times":
+        return f"(?:{one}){draw.choice(['*', '+', '?', '{1,2}'])}"
+    return one + any_pattern(draw, depth - 1) if kind == "then" else f"(?:{one}|{one}b)"
+
+
+def test_texts_of_any_pattern_are_those_that_python_matches() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        pattern = draw.choice(["", "(?m)", "(?s)", "(?ms)"]) + any_pattern(draw, 4)
+        assert wrong_texts(pattern) == [], pattern
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(a)\1", r"(?>a+)b", "a++", "(?=a(?=b))ab", r"(?!a\Z|b(?!c)).*", r"(a)?(?(1)b|c)"]
+)
+def test_what_has_no_automaton_is_out_of_reach(pattern: str) -> None:
+    with pytest.raises(OutOfReach):
+        matches(pattern)
+
+
+def test_a_constraint_may_look_around() -> None:
+    compiler = Compiler(byte_vocabulary())
+    language = compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!.*\bfox\b)[a-zé ]{3,9}"))
+    assert accepts(language, "foxes é")
+    assert not accepts(language, "a fox")
+    matcher = language.matcher()
+    for byte in b"a fox":
+        matcher.advance(byte)
+    assert not matcher.is_complete
+    assert matcher.num_legal([ord(" ")]) == 0
+    assert matcher.num_legal([ord("y")]) == 1
+
+
+def test_looks_that_exclude_each_other_are_a_contradiction() -> None:
+    compiler = Compiler(byte_vocabulary())
+    with pytest.raises(Contradiction):
+        compiler.compile(ConstraintSpec(Kind.REGEX, "(?=a)(?!a).*"))
+    with pytest.raises(NotEnforced, match="reference back"):
+        compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!b)(a)\1"))
+
+
+def test_characters_that_make_no_difference_share_a_label() -> None:
+    automaton = matches(r"(?!.*\bfox\b)[a-c ]{2,9}")
+    assert len(automaton.partition.starts) < 10
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pieces"),
+    [
+        ("foo$bar", ["$b"]),
+        (r"[^\s\S]", [r"[^\s\S]"]),
+        (r"ab[^\s\S]c", [r"[^\s\S]"]),
+        ("(?=a)b", ["(?=a)b"]),
+        (r"x(?!y)(?=y)z?", ["(?!y)(?=y)"]),
+        (r"[a-z]{3,} ab\b\Bcd", [r"\b\B"]),
+        ("(?:a|b)^c", ["(?:a|b)^"]),
+        ("a{2}(?<!a)", ["a{2}(?<!a)"]),
+        ("a(?=b)", ["(?=b)"]),
+        ("x(y(?:z$q))", ["$q"]),
+        ("a$b|c(?!)d", ["$b", "(?!)"]),
+        ("(?i)A(?<=b)c", ["A(?<=b)"]),
+        (r"[)\]|]$\)x", [r"$\)"]),
+        (r"(?x) a $ b", [r"(?x) a $ b"]),
+        ("(?!)", ["(?!)"]),
+    ],
+)
+def test_the_smallest_piece_is_told(pattern: str, pieces: list[str]) -> None:
+    parts = [pattern[start:end] for start, end in unmatchable_parts(pattern)]
+    assert parts == pieces
+
+
+ITEMS = st.sampled_from(
+    ["a", "b", "[ab]", "^", "$", r"\b", r"\B", "(?=a)", "(?!b)", "(?<=a)", "(?<!b)", "a*", "b+"]
+)
+
+
+@given(st.lists(ITEMS, min_size=1, max_size=5))
+def test_what_is_told_matches_nowhere(items: list[str]) -> None:
+    pattern = "".join(items)
+    texts = ["".join(letters) for length in range(6) for letters in product("ab", repeat=length)]
+    assume(not any(re.fullmatch(pattern, text) for text in texts))
+    ((start, end),) = unmatchable_parts(pattern)
+    before, after = "[ab]*" if start else "", "[ab]*" if end < len(pattern) else ""
+    tried = f"{before}(?:{pattern[start:end]}){after}"
+    assert not any(re.fullmatch(tried, text) for text in texts)

@@ -1,0 +1,218 @@
+"""Patterns mean what re.fullmatch says, and schemas' patterns what re.search does."""
+
+import json
+import re
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from constraints.errors import Contradiction, Malformed, NotEnforced
+from constraints.regex.writing import translate, translate_search
+from constraints.spec import ConstraintSpec, Kind
+from tests.constraints.grammars.rig import accepts, compiled, compiler, of_schema, walk
+from tests.hypothesis_profiles import more_examples
+
+ATOMS = (
+    "a b . \\d \\w \\s \\S [ab] [^a] []a] [^]b] ^ $ (?:^a|b) (?:a|b$) (a|b) (?i:a) [a-c] { } | \\."
+    " \\n x{1 (?P<n>a) \\Z \\A [\\w-] [a&&b] [[] é - () (?:) \\x61 \\u0062 \\141 \\- ~ # & /"
+    " a{,2} a{2} a{1,2} a{,} b+ a* a? a*? (a*)* (?s:.) [\\d\\s] (?:^)? ($)* (\\A){1,2} (?m:^)+?"
+).split()
+TEXTS = st.text(st.sampled_from("abA1 \né{},-./&~x"), max_size=4)
+PATTERNS = st.lists(st.sampled_from(ATOMS), min_size=1, max_size=4).map("".join)
+
+
+def python_accepts(pattern: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            re.compile(pattern)
+        except re.error:
+            return False
+        return True
+
+
+@more_examples(8)
+@given(PATTERNS, st.lists(TEXTS, min_size=5, max_size=15))
+def test_texts_match_as_in_python(pattern: str, texts: list[str]) -> None:
+    assume(python_accepts(pattern))
+    try:
+        language = compiler().compile(ConstraintSpec(Kind.REGEX, pattern))
+    except NotEnforced:
+        return
+    except Contradiction:
+        assert not any(re.fullmatch(pattern, text) for text in texts)
+        return
+    for text in texts:
+        assert accepts(language, text) == bool(re.fullmatch(pattern, text)), text
+
+
+WRONG = st.sampled_from(
+    ["(", ")", "[", "[b-a]", "a**", "\\q", "a{3,2}", "(?P<1>a)", "(?Q)", "\\x1"]
+)
+
+
+@more_examples(4)
+@given(PATTERNS, WRONG, PATTERNS)
+def test_what_python_refuses_is_refused(before: str, wrong: str, after: str) -> None:
+    pattern = before + wrong + after
+    assume(not python_accepts(pattern))
+    with pytest.raises((Malformed, NotEnforced)):
+        translate(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(?i)i", "(?i)\u0130", "(?i)[a-j]", "(?i)[^a-z]", "(?ai)k", "(?ai)\xe9", "(?ai)[^k\xe9]"],
+)
+def test_upper_and_lower_case_are_the_same_as_in_python(pattern: str) -> None:
+    language = compiled(Kind.REGEX, pattern)
+    for char in "aAiI\u0130\u0131kK\u212asS\u017f\xe9\xc91":
+        assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r"(?i)[\w]", r"(?i)[^\w]", r"(?i)[\W]", r"(?i)[\d\W]", r"(?i)[\wé]", r"(?i)[^i\W]"),
+        *(r"(?i)[\Wk-m]", r"(?ai)[\Wk-m]", r"(?ai)[^é\w]"),
+    ],
+)
+def test_a_class_in_a_set_is_of_characters_as_they_are(pattern: str) -> None:
+    language = compiled(Kind.REGEX, pattern)
+    # A mark, and letters newer than this Python, that have a letter for their other case.
+    for char in "aKk\u212asS\u017fiI\u0130\u0131éÉ5_ -\u0345\ua7cb\ua7dc\u0264\u019b":
+        assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
+
+
+@more_examples(2)
+@given(
+    st.sampled_from([r"[a-c]{2,5}x?", r"(ab|ba)+\d{2}", r"\w+@\w+\.org", r"(?:a|\s){3}", ".{4}"])
+)
+def test_texts_drawn_from_masks_match(pattern: str) -> None:
+    text = walk(compiled(Kind.REGEX, pattern), np.random.default_rng(3), 30)
+    assert text is not None
+    assert re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"\d", "٣"),
+        (r"\w+", "éß日_7"),
+        (r"\s", "\u3000"),
+        (r"\s", "\x1c"),
+        (r"(?a:\w)|x", "x"),
+        (r"[\W]", "́"),  # a combining accent is no letter of Python's
+        (r"(?i)straße", "STRAßE"),
+    ],
+)
+def test_classes_are_of_unicode_as_in_python(pattern: str, text: str) -> None:
+    assert re.fullmatch(pattern, text)
+    assert accepts(compiled(Kind.REGEX, pattern), text)
+
+
+def test_every_character_is_in_the_classes_that_python_puts_it_in() -> None:
+    characters = [chr(code) for code in range(0x20, 0x3000, 7)]
+    for pattern in (r"\w", r"\d", r"\s"):
+        language = compiled(Kind.REGEX, pattern)
+        wrong = [
+            each for each in characters if accepts(language, each) != bool(re.match(pattern, each))
+        ]
+        assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position", "what"),
+    [
+        ("ab(?=c)", 2, "look-ahead"),
+        ("(?<!a)b", 0, "look-behind"),
+        (r"(a)\1", 3, "reference back"),
+        (r"(?P<x>a)(?P=x)", 8, "reference back"),
+        (r"\bword", 0, "word boundary"),
+        ("a++", 1, "possessive"),
+        ("(?>a)b", 0, "atomic"),
+        ("(a)?(?(1)b|c)", 4, "condition"),
+        ("(?x)a b", 0, "flag x"),
+        ("a^b", 1, "edge"),
+        ("(a$)+b", 2, "edge"),
+    ],
+)
+def test_what_no_mask_can_hold_is_refused_with_its_place(
+    pattern: str, position: int, what: str
+) -> None:
+    with pytest.raises(NotEnforced, match=what) as refusal:
+        translate(pattern)
+    assert refusal.value.position == position
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position", "what"),
+    [
+        ("a(b", 1, "never closed"),
+        ("ab)", 2, "closes nothing"),
+        ("x[a", 1, "never closed"),
+        ("*a", 0, "nothing before"),
+        ("a**", 2, "repeat of a repeat"),
+        ("a{3,2}", 1, "larger than the most"),
+        (r"\q", 0, "stands for nothing"),
+        ("[b-a]", 1, "before its beginning"),
+        ("a{2000000}", 1, "more than"),
+        ("(?P<1>a)", 0, "identifier"),
+        ("(?P<a>x)(?P<a>y)", 8, "second group"),
+        ("(" * 200 + ")" * 200, 100, "deep"),
+    ],
+)
+def test_a_wrong_pattern_is_told_with_place_and_caret(
+    pattern: str, position: int, what: str
+) -> None:
+    with pytest.raises(Malformed, match=what) as wrong:
+        translate(pattern)
+    assert wrong.value.position == position
+    assert "^" in str(wrong.value).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "position", "parts"),
+    [
+        (r"[^\s\S]", 0, (r"[^\s\S]",)),
+        (r"[a-z]+(?:-[^\d\D]){2}", 6, (r"(?:-[^\d\D]){2}",)),
+        (r"foo$bar", 3, ("$b",)),
+        (r"a(?=b)c|\b\B", 1, ("(?=b)c", r"\b\B")),
+    ],
+)
+def test_a_pattern_that_nothing_matches_is_a_contradiction_that_shows_the_piece(
+    pattern: str, position: int, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(Contradiction) as contradiction:
+        compiled(Kind.REGEX, pattern)
+    assert contradiction.value.parts == parts
+    assert str(contradiction.value).startswith(f"position {position}: nothing matches `{parts[0]}`")
+
+
+SEARCH_ATOMS = ["a", "b", ".", "\\d", "[ab]", "^", "$", "a*", "(^a|b)", "(a|b$)", "b+", "^^a", "|"]
+
+
+@more_examples(4)
+@given(
+    st.lists(st.sampled_from(SEARCH_ATOMS), min_size=1, max_size=3).map("".join),
+    st.lists(st.text("ab1", max_size=4), min_size=8, max_size=8),
+)
+def test_patterns_of_schemas_are_looked_for_anywhere(pattern: str, texts: list[str]) -> None:
+    assume(python_accepts(pattern))
+    try:
+        language = of_schema({"type": "string", "pattern": pattern})
+    except NotEnforced:
+        return
+    except Contradiction:
+        assert not any(re.search(pattern, text) for text in texts)
+        return
+    for text in texts:
+        assert accepts(language, json.dumps(text)) == bool(re.search(pattern, text)), text
+
+
+@pytest.mark.parametrize("pattern", ["[]", "\\cJ", "\\p{L}", "[^]", "a{,3}", "\\u{1F600}"])
+def test_patterns_of_schemas_are_of_ecma(pattern: str) -> None:
+    assert translate_search(pattern)
