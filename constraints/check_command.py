@@ -98,6 +98,13 @@ class CheckConfig:
         kind=Spelling.SWITCH,
         env=False,
     )
+    key_order: str = setting(
+        "schema",
+        "of a schema's objects: schema or any",
+        one_of("schema", "any"),
+        group=Group.CONSTRAINT,
+        env=False,
+    )
     text: tuple[str, ...] = setting(
         (),
         "a text to judge; may be repeated",
@@ -138,7 +145,13 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
         raise BadConfig(f"--constraint {source}: {error}") from error
     whitespace = Whitespace(config.whitespace)
     text = require_text(text, "--constraint")
-    return ConstraintSpec(_KINDS[config.type], text, whitespace, config.lenient)
+    return ConstraintSpec(
+        _KINDS[config.type],
+        text,
+        whitespace,
+        config.lenient,
+        any_key_order=config.key_order == "any",
+    )
 
 
 def _without_last_line_end(text: str) -> str:

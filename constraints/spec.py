@@ -38,6 +38,7 @@ class ConstraintSpec:
 
     lenient: enforce what is possible of JSON schemas, instead of refusing the rest
     is_part: a schema that a grammar has beside other text, where less can be enforced
+    any_key_order: the keys of a schema's objects come in any order, not in the schema's
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class ConstraintSpec:
     whitespace: Whitespace = Whitespace.FLEXIBLE
     lenient: bool = False
     is_part: bool = False
+    any_key_order: bool = False
 
 
 # The white space before an opener, and between a closer and the text, and the most of it: models do

@@ -749,6 +749,7 @@ class Constraint(_message.Message):
     CUTS_FIELD_NUMBER: _builtins.int
     TRANSLATION_FIELD_NUMBER: _builtins.int
     THOUGHT_FIELD_NUMBER: _builtins.int
+    ANY_KEY_ORDER_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
     text: _builtins.str
     whitespace: Global___ConstraintWhitespace.ValueType
@@ -756,10 +757,12 @@ class Constraint(_message.Message):
     """Enforce what can be of a JSON schema; the router checks the text at its end."""
     cuts: _builtins.bool
     """Masks do not look at max_new_tokens: the output may be cut before the constraint holds."""
+    any_key_order: _builtins.bool
+    """The keys of a JSON schema's objects come in any order."""
     @_builtins.property
     def translation(self) -> Global___Translation:
         """What the router's compiling found, so that a shard need not. Absent: it was not found, or
-        PrepareConstraint brought it. It says the same as kind, text, whitespace and lenient, which name it.
+        PrepareConstraint brought it. It says the same as the constraint's text and options, which name it.
         """
 
     @_builtins.property
@@ -776,10 +779,11 @@ class Constraint(_message.Message):
         cuts: _builtins.bool = ...,
         translation: Global___Translation | None = ...,
         thought: Global___Thought | None = ...,
+        any_key_order: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["thought", b"thought", "translation", b"translation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "text", b"text", "thought", b"thought", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_key_order", b"any_key_order", "cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "text", b"text", "thought", b"thought", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,16 +144,19 @@ class Position:
 
     @property
     def contents(self) -> list[bytes]:
-        """How the string that has begun as an item could go on to be one that is there already.
+        """How the string that has begun, an item or a key, could go on to be one there already.
 
         Without its quotation mark; as it is written without escapes.
         """
         frame = self.frames[-1]
-        if not frame.watch.differ:
+        if self.mode is Mode.STRING and not frame.watch.differ:
             return []
         begun = self.text[self.start + 1 :]
+        first = 1 if self.mode is Mode.STRING else 0
         texts = [
-            each[1:].encode(errors="surrogatepass") for each in frame.seen if isinstance(each, str)
+            each[first:].encode(errors="surrogatepass")
+            for each in frame.seen
+            if isinstance(each, str)
         ]
         return [text[len(begun) :] for text in texts if text.startswith(begun)]
 
@@ -173,8 +176,8 @@ class Position:
         if not self.frames:
             return False
         watch = self.frames[-1].watch
-        is_in_value = self.mode in (Mode.STRING, Mode.ESCAPE)
-        return bool(watch.values) or (bool(watch.names) and not is_in_value)
+        is_key = self.mode in (Mode.KEY, Mode.IN_KEY, Mode.ESCAPE_IN_KEY)
+        return bool(watch.values) or (bool(watch.names) and is_key)
 
     @property
     def has_name_left(self) -> bool:
@@ -186,7 +189,9 @@ class Position:
         if names is None or (self.mode is Mode.KEY and not frame.seen and not frame.watch.least):
             return True
         begun = b"" if self.mode is Mode.KEY else self.text[self.start + 1 :]
-        return any(name.encode().startswith(begun) for name in names)
+        # Control characters have several spellings.
+        spelt = (json.dumps(name, ensure_ascii=False)[1:].encode() for name in names)
+        return rb"\u" in begun or any(name.startswith(begun) for name in spelt)
 
     @property
     def has_value_left(self) -> bool | None:
@@ -350,7 +355,10 @@ class _Reading:
 
     def _close(self) -> bool:
         frame = self._frames[-1]
-        if not frame.is_array and len(frame.seen) < frame.watch.least:
+        watch = frame.watch
+        if not frame.is_array and (
+            len(frame.seen) < watch.least or not frame.seen.issuperset(watch.required)
+        ):
             return False
         if any(
             count < each.least for count, each in zip(frame.counts, frame.watch.wanted, strict=True)
@@ -434,6 +442,8 @@ def _names_left(frame: Frame) -> Collection[str] | None:
         return missing
     if not watch.names:
         return None
+    if watch.unordered:
+        return [name for name in watch.names if name not in frame.seen]
     last = max((watch.names.index(name) for name in frame.seen), default=-1)
     later = watch.names[last + 1 :]
     return [
@@ -632,8 +642,7 @@ class WatchedMatcher(GrammarMatcher):
                 is_alone[number] = True
             elif not is_legal:
                 clear_bits(row, ids[numbers == number].tolist())
-        contents = position.contents if position.mode is Mode.STRING else []
-        same = [each for text in contents for each in quoting.by_before.get(text, ())]
+        same = [each for text in position.contents for each in quoting.by_before.get(text, ())]
         return [*ids[is_alone[numbers]].tolist(), *(each for each in same if is_set(row, each))]
 
     def _may_follow(self, token: bytes, known: dict[object, bool]) -> bool:

@@ -239,6 +239,37 @@ def _names_by_patterns(place: Place, allowed: list[str], pointer: str) -> None:
     place.out["additionalProperties"] = False
 
 
+def put_patterns_last(schema: dict[str, Json]) -> None:
+    """Bring patterns of keys and what is said of others together, in place.
+
+    The engine joins a choice with what stands before it. With a choice between the two, it would
+    take no key.
+    """
+    if "patternProperties" in schema:
+        for keyword in ("patternProperties", "additionalProperties"):
+            if keyword in schema:
+                schema[keyword] = schema.pop(keyword)
+
+
+def unorder(schema: dict[str, Json], pointer: str) -> None:
+    """Describe the keys of a rewritten schema by patterns, which the engine takes in any order.
+
+    That none comes twice, and that none is missing, has to be watched. Raises NotEnforced.
+    """
+    schema.pop("required", None)
+    properties = schema.pop("properties", {})
+    patterns: dict[str, Json] = {}
+    for name, inner in properties.items():
+        spelt = "".join(rf"\x{{{ord(char):X}}}" for char in name)
+        patterns[f"^(?:{spelt})$"] = inner
+    if len(patterns) > _MAX_PATTERNS:
+        reason = f"keys come in any order in objects of up to {_MAX_PATTERNS} properties"
+        raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
+    if patterns:
+        schema["patternProperties"] = patterns | schema.get("patternProperties", {})
+        put_patterns_last(schema)
+
+
 def _escaped(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", lambda char: rf"\u{{{ord(char[0]):x}}}", name)
 

@@ -18,8 +18,9 @@ from llguidance import LLMatcher
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.grammars.engine import Limits, error_of
 from constraints.minimal_unsat_core import minimal_unsat_core
+from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
-from constraints.schema.grammar import grammar_of, may_respell_keys, prune
+from constraints.schema.grammar import grammar_of, may_respell_keys, parts, prune
 from constraints.schema.place import NOT_WATCHED, WATCH
 from constraints.schema.reading import Json, at, below, keys_below, read
 from constraints.schema.rewriting import Rewritten, close_narrow_ranges, rewrite
@@ -345,7 +346,14 @@ def prepare(spec: ConstraintSpec, limits: Limits) -> SchemaGrammar:
         rewritten = relaxed(document, limits, watches=watches)
     else:
         rewritten = checked(document, watches=watches)
-    return _written(rewritten, spec.whitespace, RefusalLocator(rewritten, limits))
+    locator = RefusalLocator(rewritten, limits)
+    if spec.any_key_order:
+        _watch_keys(rewritten, watches=watches)
+    if watches:
+        rewritten.watches = _watches(rewritten, lenient=spec.lenient)
+    if spec.any_key_order:
+        _unorder(rewritten, locator)
+    return _written(rewritten, spec.whitespace, locator)
 
 
 def relaxed(document: Json, limits: Limits, *, watches: bool = True) -> Rewritten:
@@ -390,8 +398,6 @@ def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> R
         if found.keys() <= overlaps.keys():
             break
         overlaps |= found
-    if watches:
-        rewritten.watches = _watches(rewritten, lenient=lenient)
     if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
         pointer = rewritten.needs_u[0]
         raise NotEnforced(
@@ -429,6 +435,30 @@ def _watches(rewritten: Rewritten, *, lenient: bool) -> tuple[Watch, ...]:
         rewritten.not_enforced.append(pointer)
 
     return watches_of(rewritten.root, rewritten.definitions, refuse)
+
+
+def _watch_keys(rewritten: Rewritten, *, watches: bool) -> None:
+    """Have it watched that no key comes twice, and that those that are required do."""
+    if not watches:
+        raise NotEnforced(f"keys in any order: {NOT_WATCHED}", "")
+    for part in _all_parts(rewritten):
+        if part.keys() & {"properties", "required"}:
+            part.setdefault(WATCH, {})["required"] = part.get("required", [])
+
+
+def _unorder(rewritten: Rewritten, locator: RefusalLocator) -> None:
+    """Have the engine take keys in any order, in place. Raises NotEnforced, Contradiction."""
+    # That a required key cannot be written shows in this order alone.
+    message = locator.message(rewritten.root)
+    if message and locator.empty_definition() is None:
+        raise locator.error(message)
+    for part in _all_parts(rewritten):
+        unorder(part, rewritten.origins.get(id(part), ""))
+
+
+def _all_parts(rewritten: Rewritten) -> list[dict[str, Json]]:
+    schemas = (rewritten.root, *rewritten.definitions.values())
+    return [part for schema in schemas for part in parts(schema)]
 
 
 def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:

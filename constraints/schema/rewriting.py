@@ -26,6 +26,7 @@ from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.regex.look_around import looks_around
 from constraints.regex.writing import translate_search
 from constraints.schema import containers, scalars
+from constraints.schema.containers import put_patterns_last
 from constraints.schema.disjoint import Pairs
 from constraints.schema.grammar import parts
 from constraints.schema.keywords import (
@@ -213,7 +214,7 @@ class Rewritten:
     not_enforced: pointers of what was dropped
     origins:      the pointer that each schema of the result came from, by its id()
     needs_u:      pointers of strings that JSON can only write with \\u
-    watches:      what is watched beside the engine; set by `checked`
+    watches:      what is watched beside the engine
     """
 
     document: Json = field(repr=False)
@@ -337,6 +338,7 @@ class _Rewriter:
             self._keyword(keyword, value, pointer, out, also)
         if also:
             out["allOf"] = [*out.get("allOf", ()), *also]
+        put_patterns_last(out)
         self._origins[id(out)] = pointer
         return out
 

@@ -44,7 +44,9 @@ def obvious_len(spec: ConstraintSpec) -> int | None:
     """
     if spec.kind is Kind.TEXT:
         return 0
-    if spec.kind is not Kind.JSON_SCHEMA or spec.lenient or len(spec.text) > _MAX_CHARS:
+    if spec.kind is not Kind.JSON_SCHEMA or spec.lenient or spec.any_key_order:
+        return None
+    if len(spec.text) > _MAX_CHARS:
         return None
     try:
         schema = json.loads(spec.text, object_pairs_hook=_without_twins)

@@ -11,7 +11,7 @@ not where the other options have no value of its type, as in {"anyOf": [SET, {"t
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from math import ceil, floor
 from typing import Any, NamedTuple, TypeAlias
@@ -56,7 +56,8 @@ class Watch:
     least:          the fewest keys of an object
     most:           the most keys of an object; None: any number
     names:          all keys that it may have, in their order, where they are listed
-    required:       the keys that it has to have, where there is a most
+    required:       the keys that it has to have, where there is a most or they are unordered
+    unordered:      keys come in any order, and none twice
     properties:     the places of members
     rest:           that of all other members
     prefix:         the places of the first items
@@ -72,6 +73,7 @@ class Watch:
     most: int | None = None
     names: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    unordered: bool = False
     properties: dict[str, int | None] = field(default_factory=dict)
     rest: int | None = None
     prefix: tuple[int | None, ...] = ()
@@ -80,7 +82,8 @@ class Watch:
     @property
     def is_watched(self) -> bool:
         """Whether something is watched at this place itself."""
-        return self.reads_items or self.least > 0 or self.most is not None
+        counts_keys = self.least > 0 or self.most is not None
+        return self.reads_items or counts_keys or self.unordered
 
     @property
     def reads_items(self) -> bool:
@@ -90,7 +93,15 @@ class Watch:
     @property
     def of_arrays(self) -> "Watch":
         """What of it concerns an array."""
-        return replace(self, least=0, most=None, names=(), required=(), properties={}, rest=None)
+        return Watch(
+            differ=self.differ,
+            supply=self.supply,
+            values=self.values,
+            wanted=self.wanted,
+            longest=self.longest,
+            prefix=self.prefix,
+            items=self.items,
+        )
 
     @property
     def of_objects(self) -> "Watch":
@@ -100,6 +111,7 @@ class Watch:
             most=self.most,
             names=self.names,
             required=self.required,
+            unordered=self.unordered,
             properties=self.properties,
             rest=self.rest,
         )
@@ -191,6 +203,11 @@ class _Finding:
         ]
         least = self._of_keyword("minProperties", objects)
         most = self._of_keyword("maxProperties", objects)
+        unordered = any("required" in schema.get(WATCH, ()) for schema, _ in objects)
+        self._of_keyword("required", objects)
+        keys = _keys(objects) if least or most or unordered else {}
+        if unordered and "names" in keys:
+            most.append(len(keys["names"]))
         self.found[number] = Watch(
             differ=bool(self._of_keyword("uniqueItems", arrays)),
             supply=max(map(self._supply, arrays), default=Supply.NONE),
@@ -199,7 +216,8 @@ class _Finding:
             longest=min(longest, default=None) if wanted else None,
             least=max(least, default=0),
             most=min(most, default=None),
-            **(_keys(objects) if least or most else {}),
+            **keys,
+            unordered=unordered,
             properties=dict(self._members(objects)),
             rest=self._others(objects),
             prefix=tuple(self._first_items(arrays)),
@@ -249,9 +267,10 @@ class _Finding:
         found = []
         for schema, is_certain in schemas:
             if keyword in schema.get(WATCH, ()):
+                value = schema[WATCH][keyword]
                 if is_certain:
-                    found.append(schema[WATCH][keyword])
-                else:
+                    found.append(value)
+                elif value != []:
                     self._refuse(schema, keyword)
         return found
 

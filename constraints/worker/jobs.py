@@ -90,6 +90,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "whitespace": job.spec.whitespace.value,
         "lenient": job.spec.lenient,
         "is_part": job.spec.is_part,
+        "any_key_order": job.spec.any_key_order,
     }
     if isinstance(job, Verify):
         return {"spec": spec, "finished": job.text}
@@ -114,6 +115,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
         Whitespace(fields["spec"]["whitespace"]),
         fields["spec"]["lenient"],
         fields["spec"]["is_part"],
+        fields["spec"]["any_key_order"],
     )
     if "finished" in fields:
         return Verify(spec, fields["finished"])

@@ -461,6 +461,7 @@ def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
             message.text,
             _WHITESPACE_FROM_PB[message.whitespace],
             message.lenient,
+            any_key_order=message.any_key_order,
         )
     except KeyError as unknown:
         raise InvalidStep(f"a constraint of kind or whitespace {unknown} is not known") from None

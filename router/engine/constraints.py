@@ -79,7 +79,7 @@ _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     }
 )
 
-# kind, whitespace, lenient, is_part, digest of the text; then stops, length, cuts, thought, or a
+# kind, whitespace, switches, digest of the text; then stops, length, cuts, thought, or a
 # digest of texts
 _Key = tuple[object, ...]
 _Finding = CheckResult | ConstraintError
@@ -385,7 +385,8 @@ def _key(job: Check) -> _Key:
 
 
 def _spec_key(spec: ConstraintSpec) -> _Key:
-    return (spec.kind, spec.whitespace, spec.lenient, spec.is_part, _digest(spec.text))
+    switches = (spec.lenient, spec.is_part, spec.any_key_order)
+    return (spec.kind, spec.whitespace, switches, _digest(spec.text))
 
 
 def _digest(text: str) -> bytes:

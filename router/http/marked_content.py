@@ -32,7 +32,7 @@ def constrain_between_marks(
     # What is written there, as it is checked by itself.
     text = grammar.constraint(field).spec.text
     rules = GrammarRules(marks)
-    if grammar.kind is Kind.JSON_SCHEMA and not grammar.lenient:
+    if grammar.kind is Kind.JSON_SCHEMA and not (grammar.lenient or grammar.any_key_order):
         body = rules.rule(f"%json {text}")
     elif grammar.kind is Kind.REGEX:
         body = rules.terminal(f"/{_IN_SLASHES.sub(_escaped, text)}/")
@@ -42,7 +42,7 @@ def constrain_between_marks(
     else:
         raise Unsupported(
             f"`{field}`: this model writes its answers between marks, where only JSON schemas "
-            "without `lenient`, regular expressions and choices are kept",
+            "without `lenient` and `key_order`, regular expressions and choices are kept",
             field,
         )
     closing = rules.exact(answer_format.content_closing)

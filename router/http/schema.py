@@ -444,9 +444,12 @@ _VALUES: Mapping[str, _Value] = {
 }
 # What happens where the tokens would run out: the text is ended in time, or cut.
 CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
+# In which order the keys of objects come.
+KEY_ORDERS: Mapping[str, bool] = MappingProxyType({"schema": False, "any": True})
 _OPTIONS_SCHEMA = {
     "whitespace": {"enum": [*_SPACES, None]},
     "lenient": {"type": ["boolean", "null"]},
+    "key_order": {"enum": [*KEY_ORDERS, None]},
     "on_budget": {"enum": [*CUTS, None]},
 }
 _GRAMMAR_SCHEMA = {
@@ -481,7 +484,7 @@ def _grammar(value: Any) -> RawGrammar:
 
 
 def _options(value: Mapping[str, Any]) -> dict[str, Any]:
-    """`whitespace`, `lenient` and `on_budget`, as RawGrammar has them. Raises ValueError."""
+    """What may stand beside a grammar, as RawGrammar has it. Raises ValueError."""
     found: dict[str, Any] = {}
     if (whitespace := value.get("whitespace")) is not None:
         found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
@@ -489,6 +492,8 @@ def _options(value: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(lenient, bool):
             raise WrongPart("must have true or false for `lenient`", lenient)
         found["lenient"] = lenient
+    if (order := value.get("key_order")) is not None:
+        found["any_key_order"] = KEY_ORDERS[_one_of("key_order", order, tuple(KEY_ORDERS))]
     if (on_budget := value.get("on_budget")) is not None:
         found["cuts"] = CUTS[_one_of("on_budget", on_budget, tuple(CUTS))]
     return found

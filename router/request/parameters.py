@@ -46,8 +46,8 @@ _WITHOUT_STRICT = "without `strict` it is left to a check of the finished text"
 class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
-    `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`; None: unset.
-    So is `is_part`.
+    `whitespace`, `lenient`, `any_key_order` and `cuts` are those of `ConstraintSpec` and
+    `Constraint`; None: unset. So is `is_part`.
     `strict` is OpenAI's: False leaves what cannot be enforced to a check of the finished text, None
     stands for fields without it, for which `remedy` says how that is asked for. `not_enforced` are
     JSON Pointers of what is left to that check in any case. `parts` are those of `Constraint`.
@@ -57,6 +57,7 @@ class RawGrammar:
     value: object
     whitespace: Whitespace | None = None
     lenient: bool | None = None
+    any_key_order: bool | None = None
     cuts: bool | None = None
     strict: bool | None = None
     remedy: str = _WITH_LENIENT
@@ -69,6 +70,7 @@ class RawGrammar:
         for word, value, kinds in (
             ("whitespace", self.whitespace, _SPACED),
             ("lenient", self.lenient, (Kind.JSON_SCHEMA,)),
+            ("key_order", self.any_key_order and "any", (Kind.JSON_SCHEMA,)),
         ):
             if value and self.kind not in kinds:
                 rule = f"`{word}` is said of JSON, and this is `{self.kind.value}`"
@@ -79,6 +81,7 @@ class RawGrammar:
             whitespace=self.whitespace or Whitespace.FLEXIBLE,
             lenient=bool(self.lenient),
             is_part=self.is_part,
+            any_key_order=bool(self.any_key_order),
         )
         return Constraint(
             spec,

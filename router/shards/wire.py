@@ -216,6 +216,7 @@ def _constraint_to_pb(constraint: OutputConstraint) -> pb.Constraint:
         text=spec.text,
         whitespace=WHITESPACES[spec.whitespace],
         lenient=spec.lenient,
+        any_key_order=spec.any_key_order,
         cuts=constraint.cuts,
         translation=None if found is None else _translation_to_pb(found),
         thought=(

@@ -120,6 +120,13 @@ def test_a_file_that_is_not_there_is_an_error() -> None:
     assert "file" not in said.stderr
 
 
+def test_keys_may_be_in_any_order() -> None:
+    schema = '{"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["b", "a"]}'
+    asked = ("--type", "json", "--constraint", schema, "--text", '{"b": 2, "a": 1}')
+    assert "an instance; masks write" in check(*asked).stdout
+    assert "an instance" not in check(*asked, "--key-order", "any").stdout
+
+
 def test_a_text_is_judged_by_the_whole_of_a_lenient_schema() -> None:
     schema = '{"type": "array", "anyOf": [{"uniqueItems": true}, {"maxItems": 1}]}'
     said = check("--type", "json", "--lenient", "--constraint", schema, "--text", "[1,1]")

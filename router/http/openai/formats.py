@@ -11,7 +11,7 @@ from pydantic import Field
 from constraints.spec import Kind, Whitespace
 from constraints.where.parser import MAX_TEXT_LEN
 from constraints.where.terms import Contains, Not, all_of, text
-from router.http.schema import CUTS, Schema
+from router.http.schema import CUTS, KEY_ORDERS, Schema
 from router.request.errors import InvalidRequest, Unsupported
 from router.request.parameters import GRAMMAR_TYPES, RawGrammar
 
@@ -67,6 +67,7 @@ class Options(Schema):
 
     whitespace: Literal["flexible", "compact", "spaced", "optional"] | None = None
     lenient: bool | None = None
+    key_order: Literal["schema", "any"] | None = None
     on_budget: Literal["finish", "cut"] | None = None
 
     def apply(self, grammar: RawGrammar) -> RawGrammar:
@@ -75,6 +76,7 @@ class Options(Schema):
             grammar,
             whitespace=None if self.whitespace is None else Whitespace(self.whitespace),
             lenient=self.lenient,
+            any_key_order=None if self.key_order is None else KEY_ORDERS[self.key_order],
             cuts=None if self.on_budget is None else CUTS[self.on_budget],
         )
 

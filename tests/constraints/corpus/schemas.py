@@ -23,10 +23,10 @@ def written(schemas: dict[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def compiled(schema: Any) -> GrammarLanguage | ConstraintError:
+def compiled(schema: Any, **how: Any) -> GrammarLanguage | ConstraintError:
     """Its language, or why there is none."""
     try:
-        return of_schema(schema)
+        return of_schema(schema, **how)
     except ConstraintError as error:
         return error
 

@@ -21,7 +21,7 @@ from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from tests.constraints.cases import demo_vocabulary, drawn, language_of, needed_len, text_of
 from tests.constraints.corpus.instances import Instances
 from tests.constraints.corpus.judge import Judge, with_counts
-from tests.constraints.corpus.pydantic_models import schemas
+from tests.constraints.corpus.pydantic_models import MODELS, schemas
 from tests.constraints.corpus.random_schemas import any_value, whole_schema
 from tests.constraints.corpus.schemas import FOLDER, SOURCES, compiled, read, verdicts_of
 from tests.constraints.corpus.spelling import is_in_some_spelling, spelt
@@ -79,6 +79,46 @@ def test_instances_are_accepted_and_near_misses_are_not(name: str) -> None:
     language = compiled(SCHEMAS[name])
     assert isinstance(language, GrammarLanguage)
     compare(language, Judge(SCHEMAS[name]), values_of(SCHEMAS[name], language, random.Random(name)))
+
+
+@pytest.mark.parametrize("name", parted(JUDGED, 40))
+def test_with_keys_in_any_order_too(name: str) -> None:
+    language = compiled(SCHEMAS[name], any_key_order=True)
+    # Which key is required is often for a choice to say.
+    assert isinstance(language, GrammarLanguage | NotEnforced), language
+    if isinstance(language, GrammarLanguage):
+        draw = random.Random(name)
+        values = [shuffled(value, draw) for value in values_of(SCHEMAS[name], language, draw)]
+        compare(language, Judge(SCHEMAS[name]), values)
+
+
+def shuffled(value: Any, draw: random.Random) -> Any:
+    """The value with its keys in another order."""
+    if isinstance(value, list):
+        return [shuffled(each, draw) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: shuffled(value[key], draw) for key in draw.sample(list(value), len(value))}
+
+
+# That pydantic asks for no more than the schema says; it knows which dates are to come.
+VALIDATED = [
+    each.__name__
+    for each in MODELS
+    if VERDICTS[f"pydantic/{each.__name__}"].endswith(": taken") and each.__name__ != "MoreTimes"
+]
+
+
+@pytest.mark.parametrize("model", parted(VALIDATED, 6))
+def test_pydantic_validates_what_masks_write_in_any_order(model: str) -> None:
+    class_ = next(each for each in MODELS if each.__name__ == model)
+    language = compiled(class_.model_json_schema(), any_key_order=True)
+    assert isinstance(language, GrammarLanguage | NotEnforced), language
+    if isinstance(language, GrammarLanguage):
+        for seed in range(4):
+            text = walk(language, np.random.default_rng(seed), 60)
+            assert text is not None
+            assert isinstance(class_.model_validate_json(text), class_)
 
 
 RANDOM = [str(number) for number in range(1500)]

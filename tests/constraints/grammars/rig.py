@@ -28,9 +28,9 @@ def compiled(
     text: str,
     *,
     whitespace: Whitespace = Whitespace.FLEXIBLE,
-    lenient: bool = False,
+    **how: Any,
 ) -> GrammarLanguage:
-    language = compiler().compile(ConstraintSpec(kind, text, whitespace, lenient))
+    language = compiler().compile(ConstraintSpec(kind, text, whitespace, **how))
     assert isinstance(language, GrammarLanguage)
     return language
 

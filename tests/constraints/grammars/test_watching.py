@@ -6,7 +6,7 @@ An enumeration knows what is legal behind each prefix: what leads on to a text o
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, NotEnforced
 from constraints.grammars.watching import WatchedLanguage
+from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
 from constraints.schema.validation import violations
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
@@ -68,8 +69,8 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(_TOKENS, (_END_ID,), "longer", backend)
 
 
-def language_of(schema: Any) -> WatchedLanguage:
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), Whitespace.COMPACT)
+def language_of(schema: Any, **how: Any) -> WatchedLanguage:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), Whitespace.COMPACT, **how)
     language = Compiler(vocabulary()).compile(spec)
     assert isinstance(language, WatchedLanguage)
     return language
@@ -81,7 +82,7 @@ def arrays(items: Iterable[Any], max_len: int) -> Iterator[list[Any]]:
         yield from map(list, itertools.product(values, repeat=size))
 
 
-def objects(keys: str, values: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def objects(keys: Sequence[str], values: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """In the order of the keys, each with each value or absent."""
     absent = object()
     for chosen in itertools.product([absent, *values], repeat=len(keys)):
@@ -188,11 +189,15 @@ def test_masks_are_those_of_an_enumeration(name: str) -> None:
         for value in values()
         if judge.is_valid(value)
     ]
+    compare(language_of(schema), texts)
+
+
+def compare(language: Language, texts: list[bytes]) -> None:
+    """Fails where masks are not those of a language of these texts."""
     following: dict[bytes, set[bytes]] = {}
     for text in texts:
         for cut in range(len(text)):
             following.setdefault(text[:cut], set()).add(text[cut:])
-    language = language_of(schema)
     row = np.zeros(vocabulary().num_words, dtype=np.int32)
     complete = set(texts)
     for prefix, rests in following.items():
@@ -208,6 +213,89 @@ def test_masks_are_those_of_an_enumeration(name: str) -> None:
         }
         assert {_TOKENS[index] for index in bits} == {_TOKENS[index] for index in wanted}, prefix
         assert matcher.is_complete is (prefix in complete)
+
+
+UNORDERED: dict[str, Any] = {
+    "all required": {**CLOSED, "properties": ABC, "required": ["a", "b", "c"]},
+    "one required": {**CLOSED, "properties": ABC, "required": ["b"]},
+    "none required": {**CLOSED, "properties": ABC},
+    "two to three": {
+        **CLOSED,
+        "properties": {
+            "a": {"const": 1},
+            "ab": {"const": 1},
+            "b": {"const": 1},
+            'c"': {"const": 1},
+        },
+        "required": ["ab"],
+        "minProperties": 2,
+        "maxProperties": 3,
+    },
+    "none at all": {**CLOSED, "properties": {"a": False}},
+    "or null": {"anyOf": [{**CLOSED, "properties": ABC, "required": ["c"]}, {"type": "null"}]},
+    "within": {
+        **CLOSED,
+        "properties": {"a": {**CLOSED, "properties": ABC, "required": ["a"]}, "b": {"const": 1}},
+        "required": ["a"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_keys_come_in_any_order_and_each_once(name: str) -> None:
+    schema = UNORDERED[name]
+    inner = [dict(each) for each in permuted(objects("abc", [1, 2]))]
+    found = [*permuted(objects(["a", "ab", "b", 'c"'], [1])), *inner, None]
+    if name == "within":
+        found = [*permuted(objects("ab", [1, *inner]))]
+    judge = jsonschema.Draft202012Validator(schema)
+    texts = {json.dumps(each, separators=(",", ":")) for each in found if judge.is_valid(each)}
+    compare(language_of(schema, any_key_order=True), [text.encode() for text in sorted(texts)])
+
+
+def permuted(values: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for value in values:
+        yield from map(dict, itertools.permutations(value.items()))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {**ABC, "d": {"type": "string"}}, "required": ["d", "x", "c"]},
+        {"allOf": [{"properties": ABC, "required": ["b"]}, {"required": ["c"], "type": "object"}]},
+        {"type": "object", "patternProperties": {"^x": {"type": "null"}}, "required": ["xy", "b"]},
+        {
+            "$ref": "#/$defs/t",
+            "$defs": {"t": {**CLOSED, "properties": {"t": {"$ref": "#/$defs/t"}}}},
+        },
+    ],
+)
+def test_an_output_with_keys_in_any_order_is_an_instance_within_its_budget(schema: Any) -> None:
+    language = language_of(schema, any_key_order=True)
+    for seed in range(4):
+        output = OutputConstraintState(language, vocabulary(), Budget(60))
+        tokens = drawn(output, vocabulary(), 60, random.Random(seed))
+        text = b"".join(_TOKENS[each] for each in tokens).decode()
+        assert violations(json.dumps(schema), text) == (), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "/anyOf/0/required: not enforced"),
+        ({"properties": {f"key{n}": {} for n in range(65)}}, "the schema: keys come in any order"),
+        ({"properties": {"ax": {}}, "patternProperties": {"^a": {}}}, "patternProperties"),
+    ],
+)
+def test_keys_that_cannot_come_in_any_order_are_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(NotEnforced, match=reason):
+        language_of(schema, any_key_order=True)
+
+
+def test_a_required_key_that_no_object_may_have_is_a_contradiction_in_any_order() -> None:
+    schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    with pytest.raises(Contradiction):
+        language_of(schema, any_key_order=True)
 
 
 # Masks may lead to where an item of few values is an array or object; an output is led around it.

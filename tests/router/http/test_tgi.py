@@ -492,6 +492,10 @@ JSON = '{"type":"object","properties":{"a":{"type":"integer"}}}'
             {"type": "json", "value": SCHEMA, "whitespace": "compact", "lenient": True},
             ConstraintSpec(Kind.JSON_SCHEMA, JSON, Whitespace.COMPACT, lenient=True),
         ),
+        (
+            {"type": "json", "value": SCHEMA, "key_order": "any"},
+            ConstraintSpec(Kind.JSON_SCHEMA, JSON, any_key_order=True),
+        ),
     ],
 )
 async def test_a_grammar_is_checked_and_then_asked_of_the_shard(
@@ -570,6 +574,8 @@ MALFORMED_GRAMMARS: list[tuple[Any, ...]] = [
     ({"type": "json", "value": {}, "lenient": 1}, "must have true or false for `lenient`"),
     ({"type": "json", "value": {}, "on_budget": 3}, "must have one of `finish`, `cut`"),
     ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
+    ({"type": "json", "value": {}, "key_order": "none"}, "must have one of `schema`, `any` for"),
+    ({"type": "regex", "value": "a", "key_order": "any"}, "`key_order` is said of JSON"),
 ]
 
 

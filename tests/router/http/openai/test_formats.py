@@ -32,8 +32,8 @@ SPACED = Whitespace.SPACED
 FLEXIBLE = Whitespace.FLEXIBLE
 
 
-def json_of(text: str, whitespace: Whitespace = FLEXIBLE, *, lenient: bool = False) -> Constraint:
-    return Constraint(ConstraintSpec(Kind.JSON_SCHEMA, text, whitespace, lenient))
+def json_of(text: str, whitespace: Whitespace = FLEXIBLE, **how: bool) -> Constraint:
+    return Constraint(ConstraintSpec(Kind.JSON_SCHEMA, text, whitespace, **how))
 
 
 def relaxing(text: str) -> Constraint:
@@ -76,6 +76,13 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
         Constraint(ConstraintSpec(Kind.REGEX, "a+"), cuts=True),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, json_of(TEXT)),
+    *(
+        ({name: {**said, "key_order": "any"}}, json_of(TEXT, any_key_order=True))
+        for name, said in (
+            ("structured_outputs", {"json": SCHEMA}),
+            ("response_format", {"type": "json_object", "value": SCHEMA}),
+        )
+    ),
     ({"structured_outputs": {"json": TEXT}}, json_of(TEXT)),
     ({"structured_outputs": {"regex": "a"}}, of(Kind.REGEX, "a")),
     ({"structured_outputs": {"choice": ["a", "b"]}}, of(Kind.CHOICE, '["a","b"]')),
