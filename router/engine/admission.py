@@ -219,6 +219,19 @@ class Admission:
     ) -> None:
         """Takes slots for all sequences of a client's request together, or none.
 
+        Raises as `check`.
+        """
+        self.check(num_wanted, now_s, key, broken_s)
+        self._taken[key] += num_wanted
+        self.num_taken += num_wanted
+        self._rate.observe(now_s, self.num_taken)
+        self.keys.spend(key, now_s, requests=1)
+
+    def check(
+        self, num_wanted: int, now_s: float, key: ApiKey = NO_KEY, broken_s: float | None = None
+    ) -> None:
+        """Whether as many slots could be taken now.
+
         Raises Draining, Unhealthy when the shards have been broken (for `broken_s`) for longer than
         they may take to begin anew, RateLimited by its key's limits, Overloaded with the time to
         return, and InvalidRequest for more sequences than there are slots.
@@ -243,10 +256,6 @@ class Admission:
             if num_wanted > 1:
                 reason += f"; this one needs {num_wanted}"
             raise Overloaded(reason, self._retry_after_s(now_s))
-        self._taken[key] += num_wanted
-        self.num_taken += num_wanted
-        self._rate.observe(now_s, self.num_taken)
-        self.keys.spend(key, now_s, requests=1)
 
     def free(
         self, num_slots: int, now_s: float, key: ApiKey = NO_KEY, *, is_good: bool = False

@@ -226,6 +226,15 @@ class Batcher:
             self.admission.free(group.num_slots, self._clock(), group.key, is_good=is_good)
             self._note_emptied()
 
+    def check_admitted(self, key: ApiKey) -> None:
+        """Raises as `submit_all` where one more sequence of the key would not get a slot now."""
+        now_s = self._clock()
+        try:
+            self.admission.check(1, now_s, key, self._progress.broken_s(now_s))
+        except Refused as error:
+            self._observer.rejected(error, key)
+            raise
+
     def _take_slots(self, num_slots: int, key: ApiKey) -> None:
         now_s = self._clock()
         try:
@@ -359,8 +368,7 @@ class Batcher:
         try:
             await asyncio.wait_for(self._until_empty(), timeout_s)
         except TimeoutError:
-            waited = f"; it waited {timeout_s:g} s" if timeout_s else ""
-            self._fail_all(ServerStopped(f"the server stopped{waited}"))
+            self._fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
         self._wake_readers()
         self._stopping.set()
         self._wake.set()

@@ -19,6 +19,7 @@ from router.engine.constraints import ConstraintCheck
 from router.engine.stream import Stream
 from router.request.errors import ServerStopped
 from router.request.request import (
+    ApiKey,
     Event,
     Failed,
     Finished,
@@ -147,6 +148,10 @@ class Infer:
     def trouble(self) -> str | None:
         """Why there is no progress although there is work; None: there is, or there is no work."""
         return self._batcher.trouble
+
+    def check_admitted(self, key: ApiKey) -> None:
+        """Raises as `submit` would for one more sequence of this key, which takes no slot here."""
+        self._batcher.check_admitted(key)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> list[Accepted]:
         """Sequences that are accepted together or not at all, in their order.

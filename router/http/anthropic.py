@@ -3,14 +3,14 @@
     turns of strings or blocks, tools --MessagesBody--> ChatPrompt, RawParams
     an answer --message | MessageEncoder--> one Message, or events of its blocks
 
-Of blocks this server reads those of text, of thoughts, of calls of tools and of their results;
-every other one is refused by its place and type. A result is a turn by itself, as chat templates
-have it.
+Of blocks this server reads those of text, of images, of thoughts, of calls of tools and of their
+results; every other one is refused by its place and type. A result is a turn by itself, as chat
+templates have it.
 `anthropic-version` may say anything or be absent: there is one version so far.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -33,13 +33,16 @@ from router.http.conversation import (
     AnswerFrames,
     AnswerService,
     ChatPrompt,
+    PartForm,
     Setting,
     Turn,
+    images_in,
+    read_part,
+    read_parts,
     read_role,
-    read_text,
-    read_texts,
 )
 from router.http.errors import Dialect, Problem
+from router.http.images import URL_SCHEMA, Part, block_image, joined, text_of
 from router.http.openai.schema import normalize, with_defaults
 from router.http.request_record import RequestRecord
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
@@ -55,6 +58,8 @@ from router.text.answer_reader import CallArguments, CallBegun, Piece, TextPiece
 _ROLES = ("user", "assistant", "system")
 # Between turns of one side that are joined, which Anthropic promises and templates may need.
 _JOINT = "\n\n"
+_TEXT_BLOCKS = PartForm("block", ("text",))
+_BLOCKS = PartForm("block", ("text",), "image", block_image)
 _THOUGHT = "thinking"
 # Another server's secret.
 _REDACTED = "redacted_thinking"
@@ -77,13 +82,13 @@ def _read_messages(value: Any) -> Conversation:
         for index, message in enumerate(value)
         for turn in _read_message(message, f"messages[{index}]")
     ]
-    joined: list[Turn] = []
+    told: list[Turn] = []
     for (role, is_text), neighbours in groupby(turns, key=lambda turn: (turn.role, _is_text(turn))):
         if is_text:
-            joined.append(Turn(role, _JOINT.join(turn.text for turn in neighbours)))
+            told.append(Turn(role, joined(_between(neighbours))))
         else:
-            joined += neighbours
-    return Conversation(tuple(joined), _places(value, _THOUGHT), _places(value, _REDACTED))
+            told += neighbours
+    return Conversation(tuple(told), _places(value, _THOUGHT), _places(value, _REDACTED))
 
 
 def _places(messages: Sequence[Any], kind: str) -> tuple[str, ...]:
@@ -97,8 +102,15 @@ def _places(messages: Sequence[Any], kind: str) -> tuple[str, ...]:
     )
 
 
-def _read_text(value: Any, place: str) -> str:
-    return "".join(read_texts(value, place, ("text",), "block"))
+def _between(turns: Iterable[Turn]) -> Iterator[Part]:
+    """The parts of turns that become one."""
+    for index, turn in enumerate(turns):
+        yield from (_JOINT,) if index else ()
+        yield from turn.parts
+
+
+def _read_content(value: Any, place: str) -> str | tuple[Part, ...]:
+    return joined(read_parts(value, place, _BLOCKS))
 
 
 def _is_text(turn: Turn) -> bool:
@@ -112,28 +124,29 @@ def _read_message(message: Any, place: str) -> list[Turn]:
     content = message.get("content")
     place = f"{place}.content"
     if not isinstance(content, list):
-        return [Turn(role, _read_text(content, place))]
+        return [Turn(role, _read_content(content, place))]
     turns: list[Turn] = []
     calls: list[dict[str, Any]] = []
-    text = ""
+    parts: list[Part] = []
     thought = ""
     for index, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use" and role == "assistant":
             calls.append(_read_call(block, f"{place}[{index}]"))
         elif kind == "tool_result" and role == "user":
-            turns += [Turn(role, text)] if text else []
+            turns += [Turn(role, joined(parts))] if any(parts) else []
             turns.append(_read_result(block, f"{place}[{index}]"))
-            text = ""
+            parts = []
         elif kind == _THOUGHT and role == "assistant":
             thought += _read_thought(block, f"{place}[{index}]")
         elif kind == _REDACTED and role == "assistant":
             continue
         else:
-            text += read_text(block, f"{place}[{index}]", ("text",), "block")
-    if turns and not text and not calls:
+            form = _BLOCKS if role == "user" else _TEXT_BLOCKS
+            parts.append(read_part(block, f"{place}[{index}]", form))
+    if turns and not any(parts) and not calls:
         return turns
-    return [*turns, Turn(role, text, tuple(calls), thought=thought)]
+    return [*turns, Turn(role, joined(parts), tuple(calls), thought=thought)]
 
 
 def _read_thought(block: dict[str, Any], place: str) -> str:
@@ -163,29 +176,44 @@ def _read_result(block: dict[str, Any], place: str) -> Turn:
     content = block.get("content")
     if not isinstance(call_id, str):
         raise wrong(f"{place}.tool_use_id", "must be a string", call_id)
-    text = "" if content is None else _read_text(content, f"{place}.content")
-    return Turn("tool", text, call_id=call_id)
+    content = "" if content is None else _read_content(content, f"{place}.content")
+    return Turn("tool", content, call_id=call_id)
 
 
 def _read_system(value: Any) -> str:
-    return _read_text(value, "system")
+    return text_of(read_parts(value, "system", _TEXT_BLOCKS))
 
 
 _CUSTOM = "custom"
 _STRING: dict[str, Any] = {"type": "string"}
 _TEXT_BLOCK_SCHEMA = object_schema({"type": {"const": "text"}, "text": _STRING})
 _TEXT_SCHEMA: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK_SCHEMA}]}
+_IMAGE_SOURCE: dict[str, Any] = {
+    "anyOf": [
+        object_schema({"type": {"const": "base64"}, "media_type": _STRING, "data": _STRING}),
+        object_schema({"type": {"const": "url"}, "url": URL_SCHEMA}),
+    ]
+}
+_IMAGE_SCHEMA = object_schema({"type": {"const": "image"}, "source": _IMAGE_SOURCE})
+_RESULT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        _STRING,
+        {"type": "array", "items": {"anyOf": [_TEXT_BLOCK_SCHEMA, _IMAGE_SCHEMA]}},
+        {"type": "null"},
+    ]
+}
 _CALL_BLOCK = object_schema(
     {"type": {"const": "tool_use"}, "id": _STRING, "name": _STRING, "input": {"type": "object"}}
 )
 _RESULT_BLOCK = object_schema(
     {"type": {"const": "tool_result"}, "tool_use_id": _STRING},
-    content={"anyOf": [_TEXT_SCHEMA, {"type": "null"}]},
+    content=_RESULT_SCHEMA,
 )
 _THOUGHT_SCHEMA = object_schema({"type": {"const": _THOUGHT}, "thinking": _STRING})
 _REDACTED_SCHEMA = object_schema({"type": {"const": _REDACTED}})
 _BLOCK_SCHEMAS = (
     _TEXT_BLOCK_SCHEMA,
+    _IMAGE_SCHEMA,
     _CALL_BLOCK,
     _RESULT_BLOCK,
     _THOUGHT_SCHEMA,
@@ -363,6 +391,7 @@ class CountBody(StrictSchema):
         effort = None if self.output_config is None else self.output_config.effort
         return ChatPrompt(
             messages=[turn.for_template() for turn in turns],
+            images=images_in(turns),
             settings=(Setting("reasoning_effort", "output_config.effort", effort, is_hint=True),),
             tools=[tool.for_template() for tool in self.client_tools.values()],
             thinking=self._thinking,
@@ -720,7 +749,7 @@ class MessageRoutes:
         body = await self._service.read(request, CountBody, self._admit)
         record = RequestRecord.of(request)
         prompt = await self._service.render(record, lambda: body.chat_prompt)
-        num_tokens = await self._service.count(prompt.text, "messages")
+        num_tokens = await self._service.count(prompt, "messages")
         return json_response({"input_tokens": num_tokens}, _headers(record))
 
     def _admit(self, body: CountBody) -> None:

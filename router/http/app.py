@@ -33,6 +33,7 @@ from router.http.batches.runner import BatchRunner
 from router.http.bodies import BodyReader, JsonBounds, ParserThread
 from router.http.conversation import AnswerService
 from router.http.errors import Dialect, HttpError, InternalErrors, internal_error, problem_of
+from router.http.images import ImageReader
 from router.http.lmtp.frames import Prompts
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import LmtpServices, SocketLimits
@@ -76,7 +77,7 @@ _INFO = {
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the routes need."""
+    """What the routes need. `images`: None where the model does not see."""
 
     infer: Infer
     validation: Validation
@@ -88,6 +89,7 @@ class Services:
     tracer: Tracer = NO_TRACES
     judges: Judges | None = None
     reading_rules: ReadingRules = READS_ALL
+    images: ImageReader | None = None
     sockets: Sockets = field(default_factory=Sockets)
     errors: InternalErrors = field(default_factory=InternalErrors)
 
@@ -139,7 +141,6 @@ def create_app(
             parser,
             front_secret,
             _replica_fingerprint(services),
-            services.adapters,
             limits.vocab_size,
         ),
         services.sockets.app(_lmtp(services, bodies, parser, socket_limits or SocketLimits())),
@@ -161,8 +162,7 @@ def create_app(
 def _replica_fingerprint(services: Services) -> str:
     """Of all that decides the bytes of an answer, where requests and names are the same."""
     info = services.info
-    defaults = sorted(info.limits.sampling_defaults.items())
-    rules = (info.setup, defaults, services.reading_rules, services.chat_template.digest)
+    rules = (info.setup, sorted(info.limits.sampling_defaults.items()), services.reading_rules)
     return f"{info.system_fingerprint}-{sha256(repr(rules).encode()).hexdigest()[:16]}"
 
 
@@ -206,7 +206,7 @@ class Aliases:
 def _answers(services: Services, bodies: SchemaReader) -> AnswerService:
     return AnswerService(
         services.infer,
-        RequestValidator(services.validation, services.metrics, services.tracer),
+        RequestValidator(services.validation, services.metrics, services.tracer, services.images),
         bodies,
         services.chat_template,
         services.tokenizer,

@@ -5,7 +5,7 @@
 It imports no API; each API encodes the events of a stream itself (`EventEncoder`).
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from router.engine.validation import Limits, RawParams
 from router.http.answers import READS_ALL, Reading, ReadingRules, SchemasOfAnswer
 from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, Problem, problem_of
+from router.http.images import ImageSource, Part, images_of, shown_content
 from router.http.marked_content import constrain_between_marks
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
@@ -64,22 +65,28 @@ _MAX_NAMED = 16
 class Turn:
     """What one side said. `role` is the chat template's word.
 
-    `calls` are what it called, in OpenAI's words; `call_id` the call whose result the text is.
-    `thought` is what the model thought before it said so.
+    `content` is a text, or parts where there are images among them. `calls` are what it called, in
+    OpenAI's words; `call_id` the call whose result the content is. `thought` is what the model
+    thought before it said so.
     """
 
     role: str
-    text: str
+    content: str | tuple[Part, ...]
     calls: tuple[Mapping[str, Any], ...] = ()
     call_id: str | None = None
     thought: str = ""
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self.content,) if isinstance(self.content, str) else self.content
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates have it."""
-        shown: dict[str, Any] = {"role": self.role, "content": self.text}
+        content = shown_content(self.parts)
+        shown: dict[str, Any] = {"role": self.role, "content": content}
         if self.calls:
             shown["tool_calls"] = list(self.calls)
-            shown["content"] = self.text or None
+            shown["content"] = content or None
         if self.call_id is not None:
             shown["tool_call_id"] = self.call_id
         if self.thought:
@@ -87,30 +94,48 @@ class Turn:
         return shown
 
 
-def read_texts(value: Any, place: str, types: tuple[str, ...], noun: str) -> str | tuple[str, ...]:
-    """A string, or the texts of parts of these types; `noun` is what the API calls a part.
+def images_in(turns: Iterable[Turn]) -> tuple[ImageSource, ...]:
+    """Those of a conversation, in its order."""
+    return tuple(image for turn in turns for image in images_of(turn.parts))
 
-    Raises InvalidRequest with the part's place and type.
+
+@dataclass(frozen=True, slots=True)
+class PartForm:
+    """How an API writes parts of a content: what it calls them, and the types of texts.
+
+    `image` is the type of an image, which `read_image` reads; None: there may be none.
     """
+
+    noun: str
+    types: tuple[str, ...]
+    image: str | None = None
+    read_image: Callable[[Mapping[str, Any], str], ImageSource] | None = None
+
+
+def read_parts(value: Any, place: str, form: PartForm) -> str | tuple[Part, ...]:
+    """A string, or parts. Raises InvalidRequest with the part's place and type."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise wrong(place, f"must be a string or a list of {noun}s", value)
-    return tuple(
-        read_text(part, f"{place}[{index}]", types, noun) for index, part in enumerate(value)
-    )
+        raise wrong(place, f"must be a string or a list of {form.noun}s", value)
+    return tuple(read_part(part, f"{place}[{index}]", form) for index, part in enumerate(value))
 
 
-def read_text(part: Any, place: str, types: tuple[str, ...], noun: str) -> str:
-    """The text of one part. Raises as `read_texts`."""
+def read_part(part: Any, place: str, form: PartForm) -> Part:
+    """One part. Raises as `read_parts`."""
+    types = form.types
+    noun = form.noun
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in types and isinstance(part.get("text"), str):
         return str(part["text"])
+    if kind is not None and kind == form.image and form.read_image is not None:
+        return form.read_image(part, place)
     given = quoted(part)
     if kind is not None:
         given = f"the text {quoted(part.get('text'))}"
         given = given if kind in types else f"a {noun} of type {quoted(kind)}"
-    rule = f'must be a {noun} like {{"type": "{types[0]}", "text": ...}}; this model reads text'
+    rule = f'must be a {noun} like {{"type": "{types[0]}", "text": ...}}'
+    rule += "" if form.image is None else f", or of type `{form.image}`"
     raise InvalidRequest(f"`{place}` {rule}. Given: {given}", place)
 
 
@@ -143,7 +168,7 @@ class ChatPrompt:
 
     A template that shows no tools gets them in the last message, if the answer `may_call` them.
     `continues`: the answer goes on with the last message. `thought_places` are where the client
-    has thoughts of earlier turns.
+    has thoughts of earlier turns. `images` are those of the messages, in their order.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -157,6 +182,7 @@ class ChatPrompt:
     template: str | None = None
     thinking: Thinking = NO_WISHES
     thought_places: tuple[str, ...] = ()
+    images: tuple[ImageSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +192,7 @@ class Rendered:
     in_thought: it ends within a thought
     may_think:  else the answer is what follows a thought, or goes on with a text
     num_calls:  of the conversation so far
+    images:     for the markers in the text
     """
 
     text: str
@@ -174,6 +201,7 @@ class Rendered:
     may_think: bool
     num_calls: int
     thinking: Thinking
+    images: tuple[ImageSource, ...] = ()
 
 
 class EventEncoder(Protocol):
@@ -280,8 +308,9 @@ class AnswerService:
     async def render(self, record: RequestRecord, prompt: Callable[[], ChatPrompt]) -> Rendered:
         """The prompt of a request.
 
-        Raises TemplateFailed, ToolsRefused where the model's form of calls is not known, and
-        Unsupported for a setting that the template does not read.
+        Raises TemplateFailed, ToolsRefused where the model's form of calls is not known,
+        Unsupported for a setting that the template does not read, and InvalidRequest for an image
+        where the model does not see.
         """
         rendered, ignored = await self._template.in_worker(
             lambda: self._render(prompt(), record.asked_s)
@@ -293,6 +322,8 @@ class AnswerService:
         """The prompt, and the fields that have no effect on it."""
         template = self._template
         name = prompt.template
+        if prompt.images:
+            self.info.check_sees(prompt.images[0].place)
         if name is not None and name not in template.names:
             raise wrong(
                 "chat_template",
@@ -345,6 +376,7 @@ class AnswerService:
             may_think=in_thought or not (prompt.continues or has_thought),
             num_calls=sum(len(message.get("tool_calls") or ()) for message in prompt.messages),
             thinking=prompt.thinking,
+            images=prompt.images,
         )
         return rendered, ignored
 
@@ -436,14 +468,16 @@ class AnswerService:
                 parts = SchemasOfAnswer(reading, text)
                 raw = replace(raw, grammar=replace(raw.grammar, parts=parts))
         adds = add_special_tokens
-        checked = await self.validator.check(record, rendered.text, raw, add_special_tokens=adds)
+        checked = await self.validator.check(
+            record, rendered.text, raw, add_special_tokens=adds, images=rendered.images
+        )
         return checked, reading
 
-    async def count(self, prompt: str, field: str) -> int:
-        """The number of tokens of a rendered prompt. Raises InvalidRequest for far too many."""
+    async def count(self, prompt: Rendered, field: str) -> int:
+        """The number of tokens of a prompt. Raises InvalidRequest for far too many."""
         most = max(_MAX_COUNTED, self.limits.max_total_len)
-        await check_fits(self.tokenizer, prompt, most, field, chars_per_token=1, margin=1)
-        return await self.tokenizer.count(prompt)
+        await check_fits(self.tokenizer, prompt.text, most, field, chars_per_token=1, margin=1)
+        return await self.tokenizer.count(prompt.text)
 
     async def complete(
         self, request: Request, draws: Sequence[GenerateRequest]

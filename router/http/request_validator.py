@@ -8,6 +8,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from router.engine.validation import RawParams, Validation
+from router.http.images import ImageReader, ImageSource
 from router.http.request_record import RequestRecord
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
@@ -22,11 +23,17 @@ class RequestValidator:
     """Counts requests and validates them."""
 
     def __init__(
-        self, validation: Validation, metrics: Metrics, tracer: Tracer = NO_TRACES
+        self,
+        validation: Validation,
+        metrics: Metrics,
+        tracer: Tracer = NO_TRACES,
+        images: ImageReader | None = None,
     ) -> None:
+        """`images`: None where the model does not see, so that no request has any."""
         self._validation = validation
         self._metrics = metrics
         self._tracer = tracer
+        self._images = images
 
     def begin(self, request: Request) -> RequestRecord:
         """Counts a request to generate, once, before it is read.
@@ -62,11 +69,13 @@ class RequestValidator:
         raw: RawParams,
         *,
         add_special_tokens: bool = True,
+        images: Sequence[ImageSource] = (),
     ) -> GenerateRequest:
         """The request, valid, with its deadline, the earliest of those that the server, the
-        request's header and its body set. `prompt` is text or token ids.
+        request's header and its body set. `prompt` is text or token ids; `images` are for its
+        markers.
 
-        Raises InvalidRequest.
+        Raises InvalidRequest, and Refused where images are asked for that none may be fetched for.
         """
         durations_s = (self._validation.limits.max_duration_s, record.timeout_s, raw.max_time)
         given_s = [duration_s for duration_s in durations_s if duration_s is not None]
@@ -76,6 +85,9 @@ class RequestValidator:
         clock = time.monotonic
         begun_s = clock()
         try:
+            if images and self._images is not None:
+                self._validation.check(raw)
+                raw = replace(raw, images=await self._images.read(images, record.key))
             if isinstance(prompt, str):
                 checked = await self._validation.validate(
                     prompt, raw, add_special_tokens=add_special_tokens, trace_id=record.request_id

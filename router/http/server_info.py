@@ -16,7 +16,7 @@ from proto.contract import NUM_OWN_STATES, ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits
 from router.http.request_record import RequestRecord
-from router.request.errors import StartupFailed
+from router.request.errors import InvalidRequest, StartupFailed
 from router.request.request import Finished
 from router.text.model_card import ExamplePrompt
 
@@ -31,7 +31,8 @@ class ServerInfo:
     `model_id` is the model's one name in lists. Requests may name one of `aliases` too: those are
     never listed, since a path of this machine can be among them. `created_s` is in Unix time.
     Lengths in tokens. `setup` is a digest of the shards' versions, checkpoint, flags and GPU.
-    `example_prompts` are those of the model's card.
+    `example_prompts` are those of the model's card. `image_marker` stands for an image in a prompt;
+    None: the model does not see, for `blind_reason` where its class would.
     """
 
     model_id: str
@@ -58,6 +59,20 @@ class ServerInfo:
     num_states: int = 0
     example_prompts: tuple[ExamplePrompt, ...] = ()
     setup: str = ""
+    image_marker: str | None = None
+    blind_reason: str | None = None
+
+    @property
+    def sees(self) -> bool:
+        """Whether prompts may have images."""
+        return self.image_marker is not None
+
+    def check_sees(self, place: str) -> None:
+        """Raises InvalidRequest for the image at `place` where the model does not see."""
+        if not self.sees:
+            reason = "" if self.blind_reason is None else f": {self.blind_reason}"
+            message = f"`{place}` is an image, and this model reads text alone{reason}"
+            raise InvalidRequest(message, place)
 
     @property
     def system_fingerprint(self) -> str:
@@ -235,6 +250,7 @@ def server_info(
         executor_fallback=info.fallback_reason,
         same_answer_under_load=info.is_invariant,
         language_model_only=info.language_model_only,
+        blind_reason=info.blind_reason,
         num_shards=num_shards,
         block_size=pool.block_size,
         num_blocks=pool.num_blocks,

@@ -346,5 +346,10 @@ def add_tools(
         return list(messages)
     index = places[-1]
     message = messages[index]
-    message = {**message, "content": f"{message.get('content', '')}{tools_text}"}
+    content = message.get("content", "")
+    if isinstance(content, list):
+        content = [*content, {"type": "text", "text": tools_text}]
+    else:
+        content = f"{content}{tools_text}"
+    message = {**message, "content": content}
     return [*messages[:index], message, *messages[index + 1 :]]

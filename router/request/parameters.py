@@ -20,6 +20,7 @@ import orjson
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest, check_unicode, cut, wrong
+from router.request.images import ImageFile
 from router.request.request import NO_KEY, AnswerParts, ApiKey, Constraint
 
 GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
@@ -204,7 +205,8 @@ class RawParams:
     share a prefix cache, `key` is the client's. `thought` is how a thought begins and ends in this
     answer, with its budget (`thought_budget` is the word for `names`); grammar and stop strings
     are for what follows it. `adapter_id` is that of a load of a LoRA adapter, which the routes know
-    by the name that the client sent. `drawn_seed` is for a request without a seed.
+    by the name that the client sent. `drawn_seed` is for a request without a seed. `images` are
+    those of the prompt, for its markers in their order.
     """
 
     best_of: int | None = None
@@ -245,6 +247,7 @@ class RawParams:
     thought: ThoughtRule | None = None
     adapter_id: int | None = None
     drawn_seed: int | None = None
+    images: tuple[ImageFile, ...] = ()
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

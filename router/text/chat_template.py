@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -28,7 +27,7 @@ from router.request.errors import TemplateFailed
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.format_proof import Verdict, prove
 from router.text.format_reading import Reading, declared_thought, read_format
-from router.text.template_traits import TemplateLimit, Traits, adapt, find_traits
+from router.text.template_traits import TemplateLimit, Traits, adapt, find_traits, with_images
 
 T = TypeVar("T")
 # Few: the event loop takes turns with each.
@@ -242,12 +241,12 @@ class ChatTemplate:
         self._declared_thought = declared_thought(response_template)
         self._control_tokens = control_tokens
         self._workers = WorkerThreads(_NUM_WORKERS, "template")
-        # Of what they are, broken ones too.
-        self.digest = sha256(repr(sorted(templates.items())).encode()).hexdigest()[:16]
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
         self._readings: dict[str, Reading] = {}
         self._verdicts: dict[str, Verdict] = {}
+        self._image_traits: dict[str, Traits] = {}
         self._end_tokens: tuple[str, ...] = ()
+        self._image_marker: str | None = None
         for name, source in templates.items():
             try:
                 self._templates[name] = CompiledTemplate(source, time_limit_s, now)
@@ -278,12 +277,15 @@ class ChatTemplate:
         """Whether the template that `render` would take reads a variable. Raises TemplateFailed."""
         return variable in self._compiled(name or self._choose(with_tools)).variables
 
-    def prove(self, end_tokens: Sequence[str] = ()) -> None:
+    def prove(self, end_tokens: Sequence[str] = (), image_marker: str | None = None) -> None:
         """Reads and proves the form of answers of every template: a fraction of a second each.
 
-        Once, at the start. `end_tokens` end answers, whatever templates write there.
+        Once, at the start. `end_tokens` end answers, whatever templates write there; the prompt has
+        an `image_marker` for each image of the messages; None: they have none.
         """
         self._end_tokens = tuple(end_tokens)
+        self._image_marker = image_marker
+        self._image_traits.clear()
         # What was rendered before may have read it without them.
         self._readings.clear()
         self._verdicts.clear()
@@ -386,7 +388,16 @@ class ChatTemplate:
         }
 
     def _traits_of(self, name: str, template: CompiledTemplate) -> Traits:
-        return self._reading_of(name, template).probe.traits
+        traits = self._reading_of(name, template).probe.traits
+        if self._image_marker is None:
+            return traits
+        if name not in self._image_traits:
+            self._image_traits[name] = with_images(
+                lambda messages, tools: template.render(self._context(messages, tools, False)),
+                traits,
+                self._image_marker,
+            )
+        return self._image_traits[name]
 
     def _reading_of(self, name: str, template: CompiledTemplate) -> Reading:
         reading = self._readings.get(name)

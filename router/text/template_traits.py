@@ -34,6 +34,7 @@ _TOOL = {
 }
 # Some templates require ids of nine letters and digits.
 _CALL_ID = "call00001"
+_IMAGE: Message = {"type": "image"}
 _QUESTION: list[Message] = [{"role": "user", "content": _TEXT}]
 # The roles of a call's result, and the role that carries it where a template knows neither.
 _RESULTS = ("tool", "function")
@@ -66,6 +67,9 @@ class Traits:
     `takes_text_with_calls`: else it refuses a message with both. `id_len`: it requires ids of calls
     with as many letters and digits. `name_in_id`: it shows a call by its id, which has to be
     `functions.NAME:NUMBER`.
+
+    `image_roles`: it shows images among the parts of their messages. `image_text` is what it writes
+    for one, which stands in the texts of all other messages.
     """
 
     words: frozenset[str] = frozenset()
@@ -79,6 +83,8 @@ class Traits:
     takes_text_with_calls: bool = True
     id_len: int | None = None
     name_in_id: bool = False
+    image_roles: frozenset[str] = frozenset()
+    image_text: str = ""
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
@@ -105,6 +111,42 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
     except TemplateLimit:
         pass  # a template that takes so long counts as one that shows no calls
     return plain
+
+
+def with_images(render: Render, traits: Traits, marker: str) -> Traits:
+    """The traits with those of images. `marker` is what stands for one in a prompt."""
+    parts = [_part(_TEXT), dict(_IMAGE), _part(_OTHER_TEXT)]
+    call = {
+        "id": _CALL_ID,
+        "type": "function",
+        "function": {"name": _NAME, "arguments": _ARGUMENTS},
+    }
+    answer = {"role": "assistant", "content": _NAME}
+    chats: dict[str, list[Message]] = {
+        "user": [{"role": "user", "content": parts}],
+        "system": [{"role": "system", "content": parts}, *_QUESTION],
+        "assistant": [*_QUESTION, {"role": "assistant", "content": parts}],
+        "tool": [
+            *_QUESTION,
+            {**answer, "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": parts, "tool_call_id": _CALL_ID, "name": _NAME},
+        ],
+    }
+    probing = replace(traits, image_roles=frozenset(chats))
+    roles = set()
+    text = marker
+    for role, chat in chats.items():
+        tools = [_TOOL] if role == "tool" else None
+        rendered = _rendered(render, adapt(chat, probing), tools)
+        if rendered.count(marker) != 1 or not all(
+            each in rendered for each in (_TEXT, _OTHER_TEXT)
+        ):
+            continue
+        roles.add(role)
+        between = rendered.partition(_TEXT)[2].partition(_OTHER_TEXT)[0]
+        if role == "user" and marker in between:
+            text = between
+    return replace(traits, image_roles=frozenset(roles), image_text=text)
 
 
 def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
@@ -162,6 +204,9 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
         thought = _JOINT.join(filter(None, (thought, _text(shown["content"]))))
         shown["content"] = None if traits.takes_null_content else ""
     content = shown.get("content")
+    as_text = traits.image_text and shown.get("role") not in traits.image_roles
+    if as_text and isinstance(content, list):
+        content = shown["content"] = _with_image_texts(content, traits.image_text)
     if traits.takes_parts and isinstance(content, str):
         shown["content"] = [_part(content)]
     if thought and traits.thought_key == PART_OF_CONTENT:
@@ -170,6 +215,17 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
     elif thought and traits.thought_key:
         shown[traits.thought_key] = thought
     return shown
+
+
+def _with_image_texts(content: Sequence[Any], image_text: str) -> Any:
+    """A content as a text, where its parts are texts and images."""
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+    if "image" not in kinds or not {"text", "image"}.issuperset(kinds):
+        return content
+    return "".join(
+        image_text if kind == "image" else part["text"]
+        for kind, part in zip(kinds, content, strict=True)
+    )
 
 
 def _text(content: Any) -> str:

@@ -15,6 +15,14 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting
+from router.http.images import (
+    URL_SCHEMA,
+    Part,
+    chat_image,
+    images_of,
+    shown_content,
+    text_of,
+)
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.formats import Formats
 from router.http.schema import (
@@ -68,13 +76,21 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
 _TEXT_KEYS = {"text": "text", "refusal": "refusal"}
 _THOUGHT_KEYS = {"thinking": "thinking", "reasoning": "text"}
+_IMAGE = "image_url"
 _MEDIA = frozenset(
     {
-        "image_url", "image", "input_image", "image_embeds", "image_pil", "input_audio", "audio",
-        "audio_url", "audio_embeds", "video", "video_url", "file", "input_file",
+        "image", "input_image", "image_embeds", "image_pil", "input_audio", "audio", "audio_url",
+        "audio_embeds", "video", "video_url", "file", "input_file",
     }
 )  # fmt: skip
-_PART_SCHEMA = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
+_TEXT_SCHEMA = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
+_IMAGE_SCHEMA = object_schema(
+    {
+        "type": {"const": _IMAGE},
+        "image_url": {"anyOf": [URL_SCHEMA, object_schema({"url": URL_SCHEMA})]},
+    }
+)
+_PART_SCHEMA = {"anyOf": [_TEXT_SCHEMA, _IMAGE_SCHEMA]}
 _CONTENT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -383,11 +399,20 @@ class Message(Schema):
 
     @property
     def text(self) -> str:
-        """The content, its parts joined as TGI joins them."""
-        if isinstance(self.content, list):
-            shown = [part for part in self.content if not _is_thought(part)]
-            return "".join(part[_TEXT_KEYS[part["type"]]] for part in shown)
-        return self.content or self.refusal or ""
+        """The content's texts, joined as TGI joins them."""
+        return text_of(self.parts(""))
+
+    def parts(self, place: str) -> tuple[Part, ...]:
+        """The content, without thoughts; `place` is that of the message."""
+        if not isinstance(self.content, list):
+            return (self.content or self.refusal or "",)
+        return tuple(
+            chat_image(part, f"{place}.content[{index}]")
+            if part["type"] == _IMAGE
+            else part[_TEXT_KEYS[part["type"]]]
+            for index, part in enumerate(self.content)
+            if not _is_thought(part)
+        )
 
     def check(self, place: str) -> None:
         """Raises InvalidRequest for what says nothing, Unsupported for what is no text."""
@@ -416,7 +441,7 @@ class Message(Schema):
             shown[THOUGHT_KEY] = self.thought
         is_thought_alone = bool(self.thought) and not (self.tool_calls or self.function_call)
         if self.content is not None or self.refusal is not None or is_thought_alone:
-            shown["content"] = self.text
+            shown["content"] = shown_content(self.parts(""))
         if self.tool_calls:
             shown["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.function_call is not None:
@@ -430,8 +455,11 @@ def _is_thought(part: Any) -> bool:
 
 def _check_part(part: Any, place: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == _IMAGE:
+        chat_image(part, place)
+        return
     if isinstance(kind, str) and kind in _MEDIA:
-        raise Unsupported(f"`{place}` is of type `{kind}`: this model reads text alone", place)
+        raise Unsupported(f"`{place}` is of type `{kind}`, which is not served", place)
     keys = {**_TEXT_KEYS, **_THOUGHT_KEYS}
     key = keys.get(kind) if isinstance(kind, str) else None
     if key is None or not isinstance(part.get(key), str):
@@ -559,6 +587,11 @@ class ChatBody(OpenAiBody):
             continues=self.continues,
             add_generation_prompt=self.add_generation_prompt is not False,
             template=self.chat_template,
+            images=tuple(
+                image
+                for index, message in enumerate(self.messages)
+                for image in images_of(message.parts(f"messages[{index}]"))
+            ),
         )
 
     @property

@@ -20,6 +20,7 @@ import orjson
 from proto.contract import FinishReason
 from router.http.answers import Reading, new_id
 from router.http.errors import Problem
+from router.http.images import text_of
 from router.http.logprobs import ChatLogprobs
 from router.http.responses.schema import (
     FunctionCall,
@@ -218,7 +219,7 @@ class Output:
         if isinstance(item, ReasoningItem):
             return reasoning_fields(item, shows_encrypted=self._shows_encrypted)
         assert isinstance(part, _Message)
-        parts = [output_part(item.parts[0], part.reported)]
+        parts = [output_part(text_of(item.parts), part.reported)]
         return message_fields(item.item_id, item.role, item.status, parts)
 
 

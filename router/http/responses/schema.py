@@ -14,7 +14,23 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_va
 
 from constraints.spec import Kind
 from router.engine.validation import Limits, RawParams
-from router.http.conversation import ChatPrompt, Setting, Turn, read_role, read_texts
+from router.http.conversation import (
+    ChatPrompt,
+    PartForm,
+    Setting,
+    Turn,
+    images_in,
+    read_parts,
+    read_role,
+)
+from router.http.images import (
+    URL_SCHEMA,
+    Part,
+    file_image,
+    joined,
+    kept_texts,
+    text_of,
+)
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.schema import normalize, with_defaults
 from router.http.schema import (
@@ -40,29 +56,29 @@ from router.request.parameters import RawGrammar
 
 _ROLES = ("user", "assistant", "system", "developer")
 _STATUSES = ("completed", "incomplete", "in_progress")
-_INPUT_PARTS = ("input_text",)
+_INPUT_PARTS = PartForm("part", ("input_text",), "input_image", file_image)
 # What an assistant said comes back as it went out; some clients write it as input all the same.
-_OUTPUT_PARTS = ("output_text", "input_text")
+_OUTPUT_PARTS = PartForm("part", ("output_text", "input_text"))
 _THOUGHT_PART = "reasoning_text"
 _MAX_ID_LEN = 128
 
 
 @dataclass(frozen=True, slots=True)
 class MessageItem:
-    """What one side said: the texts of its parts. `status` is OpenAI's word for its end."""
+    """What one side said, in parts. `status` is OpenAI's word for its end."""
 
     item_id: str
     role: str
-    parts: tuple[str, ...]
+    parts: tuple[Part, ...]
     status: str = "completed"
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return self.parts
+        return kept_texts(self.parts)
 
     @property
     def turn(self) -> Turn:
-        return Turn(self.role, "".join(self.parts))
+        return Turn(self.role, joined(self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +115,21 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class FunctionOutput:
-    """What came of a call: a text, or the texts of its parts."""
+    """What came of a call: a text, or parts."""
 
     item_id: str
     call_id: str
-    output: str | tuple[str, ...]
+    output: str | tuple[Part, ...]
     status: str = "completed"
 
     @property
     def texts(self) -> tuple[str, ...]:
         output = (self.output,) if isinstance(self.output, str) else self.output
-        return (self.call_id, *output)
+        return (self.call_id, *kept_texts(output))
 
     @property
     def turn(self) -> Turn:
-        return Turn("tool", "".join(self.output), call_id=self.call_id)
+        return Turn("tool", joined(self.output), call_id=self.call_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +162,7 @@ def turns_of(items: Sequence[Item]) -> list[Turn]:
             turns.append(turn)
         elif turn.calls:
             turns[-1] = replace(last, calls=(*last.calls, *turn.calls))
-        elif last.thought and not last.text and not last.calls:
+        elif last.thought and not last.content and not last.calls:
             thoughts = [thought for thought in (last.thought, turn.thought) if thought]
             turns[-1] = replace(turn, thought="\n".join(thoughts))
         else:
@@ -252,10 +268,10 @@ def _read_item(item: Any, place: str) -> Item | Reference | LeftOut:
 def _read_message(item: dict[str, Any], place: str) -> MessageItem:
     role = read_role(item, place, _ROLES)
     item_id = _read_id(item, "msg", place)
-    types = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
-    parts = read_texts(item.get("content"), f"{place}.content", types, "part")
-    texts = (parts,) if isinstance(parts, str) else parts
-    return MessageItem(item_id, role, texts, _read_status(item, place))
+    form = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
+    parts = read_parts(item.get("content"), f"{place}.content", form)
+    parts = (parts,) if isinstance(parts, str) else parts
+    return MessageItem(item_id, role, parts, _read_status(item, place))
 
 
 def _read_call(item: dict[str, Any], place: str) -> FunctionCall:
@@ -269,7 +285,7 @@ def _read_call(item: dict[str, Any], place: str) -> FunctionCall:
 
 def _read_output(item: dict[str, Any], place: str) -> FunctionOutput:
     call_id = _read_string(item, "call_id", place)
-    output = read_texts(item.get("output"), f"{place}.output", _INPUT_PARTS, "part")
+    output = read_parts(item.get("output"), f"{place}.output", _INPUT_PARTS)
     item_id = _read_id(item, "fco", place)
     status = _read_status(item, place)
     return FunctionOutput(item_id, call_id, output, status)
@@ -281,8 +297,7 @@ def _read_reasoning(item: dict[str, Any], place: str) -> ReasoningItem | LeftOut
     for field, kind in (("content", _THOUGHT_PART), ("summary", "summary_text")):
         parts = item.get(field)
         if not texts and parts is not None:
-            found = read_texts(parts, f"{place}.{field}", (kind,), "part")
-            texts = [found] if isinstance(found, str) else [*found]
+            texts = [text_of(read_parts(parts, f"{place}.{field}", PartForm("part", (kind,))))]
     thought = "".join(texts) or _decrypted(item.get("encrypted_content"), place)
     item_id = _read_id(item, "rs", place)
     status = _read_status(item, place)
@@ -327,18 +342,21 @@ def _read_status(item: dict[str, Any], place: str) -> str:
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
-_PART_SCHEMA = object_schema({"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT})
-_TEXTS_SCHEMA: dict[str, Any] = {"anyOf": [_TEXT, {"type": "array", "items": _PART_SCHEMA}]}
+_TEXT_PART = object_schema({"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT})
+_IMAGE_PART = object_schema({"type": {"const": "input_image"}, "image_url": URL_SCHEMA})
+_PARTS_SCHEMA: dict[str, Any] = {
+    "anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}]
+}
 _THOUGHTS = {"type": ["array", "null"]}
 _CALL_SCHEMA = {"type": {"const": "function_call"}, "call_id": _TEXT, "name": _TEXT}
 _OUTPUT_SCHEMA = {"type": {"const": "function_call_output"}, "call_id": _TEXT}
 _ITEM_SCHEMA: dict[str, Any] = {
     "anyOf": [
         object_schema(
-            {"role": {"enum": [*_ROLES]}, "content": _TEXTS_SCHEMA}, type={"const": "message"}
+            {"role": {"enum": [*_ROLES]}, "content": _PARTS_SCHEMA}, type={"const": "message"}
         ),
         object_schema({**_CALL_SCHEMA, "arguments": _TEXT}),
-        object_schema({**_OUTPUT_SCHEMA, "output": _TEXTS_SCHEMA}),
+        object_schema({**_OUTPUT_SCHEMA, "output": _PARTS_SCHEMA}),
         object_schema({"type": {"const": "reasoning"}}, content=_THOUGHTS, summary=_THOUGHTS),
         object_schema({"type": {"const": "item_reference"}, "id": _TEXT}),
     ]
@@ -502,6 +520,7 @@ class CountInputBody(StrictSchema):
         """What the chat template renders."""
         return ChatPrompt(
             messages=[turn.for_template() for turn in turns],
+            images=images_in(turns),
             settings=(
                 Setting("reasoning_effort", "reasoning.effort", self.effort, is_hint=True),
                 Setting("verbosity", "text.verbosity", self.verbosity, is_hint=True),

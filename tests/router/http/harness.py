@@ -68,6 +68,7 @@ async def housing(
     sampling_defaults: Mapping[str, float] | None = None,
     reading_rules: ReadingRules = READS_ALL,
     max_total_len: int = MAX_TOTAL_LEN,
+    blind_reason: str | None = None,
     **edge: Any,
 ) -> AsyncIterator[House]:
     """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
@@ -111,6 +112,7 @@ async def housing(
                 max_concurrent_requests=max_concurrent_requests,
                 validation_workers=2,
                 compute_type="test",
+                blind_reason=blind_reason,
             ),
             adapters=rig.adapters,
             judges=judges,

@@ -342,7 +342,7 @@ NOT_SERVED: list[tuple[Any, ...]] = [
     ({"messages": [{"role": "tool", "content": "hi"}]}, "`messages[0].role`"),
     ({"messages": [{"role": "user"}]}, "`messages[0].content`"),
     (
-        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
         "`messages[0].content[0]`",
     ),
     ({"system": [{"type": "text"}]}, "`system[0]`"),

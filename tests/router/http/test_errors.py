@@ -48,7 +48,7 @@ def saying_text(text: str) -> list[dict[str, Any]]:
 
 
 BIAS = "must be an object of token ids with numbers"
-TURN = 'must be a block like {"type": "text", "text": ...}; this model reads text'
+TURN = 'must be a block like {"type": "text", "text": ...}, or of type `image`'
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("/generate", generate(seed=MANY), f"`seed` must be between 0 and {2**64 - 1}. Given: {MANY}"),
     (

@@ -15,6 +15,7 @@ from pydantic import Field
 from router.http.anthropic import CountBody, MessagesBody
 from router.http.bodies import DEFAULT_BOUNDS, MAX_CONTAINERS, MAX_DEPTH, JsonBounds
 from router.http.errors import HttpError
+from router.http.images import text_of
 from router.http.lmtp.frames import BeamsFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
@@ -399,7 +400,7 @@ def outcome(raw: bytes, schema: Any) -> str:
         turns = body.messages.turns
     else:
         turns = tuple(item.turn for item in body.input if not isinstance(item, LeftOut))
-    return " ".join(["turns:", *(turn.text for turn in turns)])
+    return " ".join(["turns:", *(text_of(turn.parts) for turn in turns)])
 
 
 @pytest.mark.parametrize("schema", [ResponseBody, CountInputBody, MessagesBody, CountBody])

@@ -239,3 +239,57 @@ def test_a_template_that_reads_parts_gets_parts(content: Any) -> None:
 def test_a_text_of_parts_is_continued() -> None:
     messages = [USER, {"role": "assistant", "content": "well"}]
     assert chat(PARTS).render(messages, continue_final_message=True) == "user:hiassistant:well"
+
+
+# In the style of Qwen2.5-VL, SmolVLM and LLaVA, and of templates that read texts alone.
+IN_PLACE = """\
+{%- for m in messages %}{{- '<|' + m.role + '|>' }}
+    {%- if m.content is string %}{{- m.content }}{% else %}
+    {%- for part in m.content %}
+        {%- if part.type == 'image' %}{{- '<start><image><end>' }}
+        {%- elif 'text' in part %}{{- part.text }}{% endif %}
+    {%- endfor %}{% endif %}
+{%- endfor %}"""
+IMAGES_FIRST = """\
+{%- for m in messages %}{{- m.role + ':' }}
+    {%- for part in m.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}
+    {%- for part in m.content | selectattr('type', 'equalto', 'text') %}{{- part.text }}{% endfor %}
+{%- endfor %}"""
+LOOKED_AT: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "image"}]},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " c"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (
+            IN_PLACE,
+            "<|user|>a <start><image><end><|assistant|>b<|user|><start><image><end> c",
+        ),
+        (IMAGES_FIRST, "user:<image>a assistant:buser:<image> c"),
+        (PARTS, "user:a <image>assistant:buser:<image> c"),
+        (PLAIN_MESSAGES, "user:a <image>;assistant:b;user:<image> c;"),
+    ],
+    ids=["in place", "images first", "drops images", "texts alone"],
+)
+def test_each_image_of_a_chat_is_one_marker_in_the_prompt(source: str, shown: str) -> None:
+    template = chat(source)
+    template.prove(image_marker="<image>")
+
+    assert template.render(LOOKED_AT) == shown
+
+
+def test_an_image_of_a_role_that_shows_none_stands_in_its_text_as_a_users_does() -> None:
+    source = IN_PLACE.replace("m.content is string", "m.role == 'tool' or m.content is string")
+    template = chat(source)
+    template.prove(image_marker="<image>")
+    result = {"role": "tool", "tool_call_id": "c", "content": LOOKED_AT[0]["content"]}
+
+    assert template.render([USER, calling("{}"), result]).endswith("<|tool|>a <start><image><end>")
+
+
+def test_a_template_knows_no_images_where_the_model_sees_none() -> None:
+    assert chat(PARTS).render(LOOKED_AT[:1]) == "user:a "

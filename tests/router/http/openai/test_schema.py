@@ -335,13 +335,13 @@ async def test_what_a_chat_is_not_served_is_a_422_too() -> None:
 
 
 NO_TEXT: list[tuple[Any, ...]] = [
-    ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "image_url"),
+    ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,"}}, "video_url"),
     ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "input_audio"),
     ({"type": "file", "file": {"file_id": "1"}}, "file"),
 ]
 
 
-async def test_a_part_that_is_no_text_is_refused_by_its_place() -> None:
+async def test_a_part_that_is_no_text_and_no_image_is_refused_by_its_place() -> None:
     async with housing(FakeShard()) as house:
         for part, kind in NO_TEXT:
             content = [{"type": "text", "text": "see"}, part]

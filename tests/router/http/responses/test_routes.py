@@ -528,7 +528,7 @@ TURNS = st.builds(
 
 async def count(turns: Sequence[Turn]) -> int:
     """One token for each turn and letter."""
-    return sum(1 + len(turn.text) for turn in turns)
+    return sum(1 + len(turn.content) for turn in turns)
 
 
 def ends_of(turns: Sequence[Turn]) -> list[list[Turn]]:

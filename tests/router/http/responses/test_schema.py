@@ -6,7 +6,7 @@ from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 from tests.router.http.responses.asking import PATH, post, prompt_of, refuse
 
-IMAGE = {"type": "input_image", "image_url": "x"}
+FILE = {"type": "input_file", "file_id": "x"}
 LOOK = {"type": "function", "name": "look"}
 SEARCH = {"type": "web_search", "external_web_access": False}
 CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -38,7 +38,7 @@ BROKEN: list[tuple[Any, ...]] = [
     ({"input": [7]}, "input[0]"),
     ({"input": [{"role": "tool", "content": "hi"}]}, "input[0].role"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
-    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [FILE]}]}, "input[0].content[0]"),
     ({"input": [{"role": "user", "content": "hi", "id": 7}]}, "input[0].id"),
     ({"input": [{"role": "user", "content": "hi", "status": "odd"}]}, "input[0].status"),
     ({"input": "a" * 121}, "input"),
@@ -48,7 +48,7 @@ BROKEN: list[tuple[Any, ...]] = [
     ({"input": [{**CALL, "name": 7}]}, "input[0].name"),
     ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
     ({"input": [CALL, {**OUTPUT, "output": None}]}, "input[1].output"),
-    ({"input": [CALL, {**OUTPUT, "output": [IMAGE]}]}, "input[1].output[0]"),
+    ({"input": [CALL, {**OUTPUT, "output": [FILE]}]}, "input[1].output[0]"),
     ({"input": [OUTPUT]}, "input[0].call_id"),
     ({"input": [OUTPUT, CALL]}, "input[0].call_id"),
     ({"input": [{**CALL, "id": "fc_1"}, {**OUTPUT, "call_id": "fc_1"}]}, "input[1].call_id"),

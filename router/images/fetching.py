@@ -1,0 +1,210 @@
+"""An image's bytes: of a data: URL, or fetched from a public address within a size and a time.
+
+    url -> scheme, host, port -> addresses, all public -> GET from the first -> at most 3 redirects,
+                                                                                 each checked so
+
+A client chooses what the server asks, so it must reach nothing that the client could not. The host
+is resolved once, and the address that was checked is dialled: no second answer of a name server can
+be another one. No proxy and no password file of the environment has a say.
+"""
+
+import asyncio
+import binascii
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+FETCH_S = 10.0
+_MAX_REDIRECTS = 3
+_MAX_FETCHES = 32
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# Python counts these as global, and behind each address there is one of IPv4.
+_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+# Characters that are decoded without letting go of the interpreter; of four are made three bytes.
+_PIECE_LEN = 1 << 18
+_IN_PLACE_LEN = 1 << 14
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+# The addresses of a host at a port. Raises OSError or UnicodeError where there are none.
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+class ImageRefused(Exception):
+    """An image that cannot be had; the text follows the name of its field."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """What the system's resolver says."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(each[4][0]) for each in found]
+
+
+class ImageFetcher:
+    """Reads the URLs of images. Each has at most `max_bytes`, and FETCH_S seconds to come.
+
+    `hosts`: the only ones that are asked; None: all that are public. It holds no connection open:
+    the next image is hardly ever of the same host.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        hosts: frozenset[str] | None = None,
+        *,
+        resolve: Resolve = resolve,
+        transport: httpx.AsyncBaseTransport | None = None,
+        fetch_s: float = FETCH_S,
+    ) -> None:
+        """`resolve` and `transport` are for tests: who is asked for addresses, who dials them."""
+        self._max_bytes = max_bytes
+        self._hosts = hosts
+        self._resolve = resolve
+        self._transport = transport
+        self._fetch_s = fetch_s
+        self._turns = asyncio.Semaphore(_MAX_FETCHES)
+
+    async def fetch(self, url: str) -> bytes:
+        """The image's file. Raises ImageRefused."""
+        if url[:5].lower() == "data:":
+            return await self._decode(url)
+        try:
+            async with asyncio.timeout(self._fetch_s), self._turns:
+                return await self._follow(url)
+        except TimeoutError:
+            raise ImageRefused(f"did not come within {self._fetch_s:g} s") from None
+
+    async def _decode(self, url: str) -> bytes:
+        head, comma, data = url.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise ImageRefused("must be like data:image/png;base64,...")
+        if len(data) > (self._max_bytes + 2) // 3 * 4:
+            raise self._too_large()
+        if len(data) <= _IN_PLACE_LEN:
+            return decode_base64(data)
+        return await asyncio.to_thread(decode_base64, data)
+
+    async def _follow(self, url: str) -> bytes:
+        client = httpx.AsyncClient(
+            transport=self._transport, trust_env=False, timeout=self._fetch_s
+        )
+        async with client:
+            for _ in range(1 + _MAX_REDIRECTS):
+                response = await self._ask(client, url)
+                try:
+                    location = response.headers.get("location")
+                    if not (response.is_redirect and location):
+                        return await self._body(response)
+                    url = _joined(url, location)
+                finally:
+                    await response.aclose()
+        raise ImageRefused(f"must not be redirected more than {_MAX_REDIRECTS} times")
+
+    async def _ask(self, client: httpx.AsyncClient, url: str) -> httpx.Response:
+        """The answer's head, of an address that was checked."""
+        scheme, host, port = self._target(url)
+        address = await self._public_address(host, port)
+        try:
+            dialled = httpx.URL(url).copy_with(host=address, port=port, fragment=None)
+            name = f"[{host}]" if ":" in host else host
+            request = client.build_request(
+                "GET",
+                dialled,
+                headers={
+                    "host": name if port == _DEFAULT_PORTS[scheme] else f"{name}:{port}",
+                    "accept": "image/*",
+                    "accept-encoding": "identity",
+                    "user-agent": "tandem",
+                },
+                extensions={"sni_hostname": host},
+            )
+            return await client.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise ImageRefused("could not be fetched: its host did not answer") from error
+
+    def _target(self, url: str) -> tuple[str, str, int]:
+        """Scheme, host and port, if they may be asked."""
+        try:
+            parts = urlsplit(url)
+            host = (parts.hostname or "").rstrip(".")
+            port = parts.port
+        except ValueError:
+            raise ImageRefused("must be a URL") from None
+        if parts.scheme not in _DEFAULT_PORTS or not host:
+            raise ImageRefused("must be a data:, http: or https: URL")
+        if parts.username is not None or parts.password is not None:
+            raise ImageRefused("must be a URL without a name or password")
+        port = _DEFAULT_PORTS[parts.scheme] if port is None else port
+        if port not in _DEFAULT_PORTS.values():
+            raise ImageRefused("must be at port 80 or 443")
+        if self._hosts is not None and host not in self._hosts:
+            raise ImageRefused("is of a host from which this server fetches no images")
+        return parts.scheme, host, port
+
+    async def _public_address(self, host: str, port: int) -> str:
+        try:
+            found = await self._resolve(host, port)
+        except (OSError, UnicodeError):
+            found = []
+        addresses = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
+        # One sentence for both: whoever asks learns nothing of a network that is not public.
+        if not addresses or not all(map(_is_public, addresses)):
+            raise ImageRefused("must be of a host that is known and public")
+        return str(addresses[0])
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        if response.status_code != 200:
+            raise ImageRefused(f"could not be fetched: its host answered {response.status_code}")
+        data = bytearray()
+        try:
+            # As it was sent: nothing is decompressed, so that it cannot grow.
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > self._max_bytes:
+                    raise self._too_large()
+        except httpx.HTTPError as error:
+            raise ImageRefused("could not be fetched: its host broke off") from error
+        return bytes(data)
+
+    def _too_large(self) -> ImageRefused:
+        return ImageRefused(f"must have at most {self._max_bytes} bytes (--max-image-fetch-size)")
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise ImageRefused("was redirected to what is no URL") from None
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of a text of any length, in pieces between which other threads run.
+
+    Raises ImageRefused for what is no base64.
+    """
+    end = text.find("=")
+    if len(text) % 4 or (end >= 0 and end < len(text) - 2):
+        raise ImageRefused("is no base64")
+    starts = range(0, len(text), _PIECE_LEN)
+    try:
+        pieces = [
+            binascii.a2b_base64(text[start : start + _PIECE_LEN], strict_mode=True)
+            for start in starts
+        ]
+    except ValueError:  # binascii.Error, and what is not ASCII
+        raise ImageRefused("is no base64") from None
+    return b"".join(pieces)
+
+
+def _is_public(address: IpAddress) -> bool:
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return True
+    if any(address in network for network in _NAT64):
+        return False
+    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    return all(each is None or _is_public(each) for each in inner)
