@@ -15,6 +15,7 @@ from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Translation
 from processes.spans import TraceContext
 from proto.contract import (
     FinishReason,
+    Image,
     LogprobParams,
     MaskEffect,
     OutputConstraint,
@@ -173,6 +174,7 @@ class GenerateRequest:
     and of its generated tokens. `key` is that of its client. `thought` is what comes before the
     text that `constraint` and stop strings are for; its budget is kept only under a constraint.
     `adapter_id` is the load of the LoRA adapter that it is computed with; None: the model alone.
+    `images` are those of the prompt, in its order.
     """
 
     prompt_ids: tuple[int, ...]
@@ -195,6 +197,7 @@ class GenerateRequest:
     thought: ThoughtRule | None = None
     template_end_ids: tuple[int, ...] = ()
     adapter_id: int | None = None
+    images: tuple[Image, ...] = field(default=(), repr=False)
 
     @property
     def has_rule(self) -> bool:

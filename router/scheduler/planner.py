@@ -23,6 +23,10 @@ than others take a sixteenth of the step at most, and nothing of one with a prom
 
 Of several sequences that begin alike, like the values of a distribution behind one prompt, the
 first computes the shared beginning and the others wait until they find it in the cache.
+
+A step computes of one image at most, whose encoder takes its time. Where an image's tokens attend
+to each other, no chunk ends inside of one. A prompt that can begin with nothing else then waits for
+the next step, and with it those behind it that have images.
 """
 
 from collections.abc import Iterable
@@ -59,6 +63,8 @@ class StepPlan:
     # Keys whose prompts share what is left for them.
     overserved: frozenset[str] = frozenset()
     num_overserved_left: int = 0
+    num_images_left: int = 1
+    images_see_ahead: bool = False
     # Draft tokens of each sequence that decodes.
     num_drafts: int = 0
     chunks: dict[int, ScheduledChunk] = field(default_factory=dict)
@@ -77,20 +83,37 @@ class StepPlan:
 
     def schedule_prompt(self, sequence: Sequence) -> int:
         """The next tokens of a prompt, as many as the step has room for; how many."""
-        chunk_len = min(self.room_for(sequence), sequence.num_unscheduled)
+        start = sequence.scheduled_len
+        chunk_len = self.room_for(sequence, start)
+        if any(image.start < start + chunk_len and start < image.stop for image in sequence.images):
+            self.num_images_left = 0
         self.schedule(sequence, chunk_len)
         if sequence.request.key.name in self.overserved:
-            self.num_overserved_left -= chunk_len
+            self.num_overserved_left = max(0, self.num_overserved_left - chunk_len)
         else:
             # The step is as short for it as it can be.
             self.num_overserved_left = 0
         return chunk_len
 
-    def room_for(self, sequence: Sequence) -> int:
-        """Tokens that the step has left for a sequence's prompt."""
+    def room_for(self, sequence: Sequence, start: int) -> int:
+        """Tokens of a sequence's prompt, from `start` on, that the step has room for."""
+        most = min(self.num_tokens_left, sequence.known_len + sequence.num_pending - start)
+        room = most
         if sequence.request.key.name in self.overserved:
-            return min(self.num_tokens_left, self.num_overserved_left)
-        return self.num_tokens_left
+            room = min(most, self.num_overserved_left)
+        num_images_left = self.num_images_left
+        for image in sequence.images:
+            if image.stop <= start or start + room <= image.start:
+                continue
+            before = max(0, image.start - start)
+            if num_images_left == 0:
+                return before
+            num_images_left -= 1
+            if self.images_see_ahead and start + room < image.stop:
+                # Nobody can be let have less of it at a time.
+                comes_whole = before == 0 and start + most >= image.stop
+                return image.stop - start if comes_whole else before
+        return room
 
     def sit_out(self, sequence: Sequence) -> None:
         """The sequence decodes, but not in this step."""
@@ -113,7 +136,10 @@ class Planner:
         waiting: WaitingQueue,
         running: RunningBatch,
         shares: FairShares,
+        *,
+        images_see_ahead: bool = False,
     ) -> None:
+        self._images_see_ahead = images_see_ahead
         self._max_step_tokens = max_step_tokens
         # Each running sequence must find a token in a step, those too that sit this one out.
         self._max_running = min(max_batch_size, max_step_tokens)
@@ -131,6 +157,7 @@ class Planner:
             self._max_step_tokens,
             overserved=self._shares.overserved(now_s),
             num_overserved_left=max(_MIN_OVERSERVED, self._max_step_tokens // _OVERSERVED_PARTS),
+            images_see_ahead=self._images_see_ahead,
         )
         if not self._plan_alone(plan, now_s):
             if self._shares.is_shared:
@@ -140,7 +167,7 @@ class Planner:
             plan.running_ids = self._running.request_ids
             self._plan_admissions(plan, now_s)
             for sequence in late:
-                if plan.room_for(sequence):
+                if plan.room_for(sequence, sequence.scheduled_len):
                     _plan_chunk(sequence, plan)
         self._shares.charge(plan.chunks.values())
         self._running.retire_fully_scheduled([chunk.sequence for chunk in plan.chunks.values()])
@@ -267,7 +294,7 @@ class Planner:
             if sequence.state is SequenceState.PREFILLING:
                 if first is not None and self._shares.comes_before(first, sequence):
                     late.append(sequence)
-                elif plan.room_for(sequence):
+                elif plan.room_for(sequence, sequence.scheduled_len):
                     _plan_chunk(sequence, plan)
         return late
 
@@ -317,6 +344,7 @@ class Planner:
         # Keys of which one was preempted a moment ago: its tokens are in flight, or the shard still
         # has its row. No younger one gets the blocks that it lost to an older one.
         leaving: set[str] = set()
+        awaits_image = False
         for sequence in offers:
             if plan.num_tokens_left == 0 or len(self._running) >= self._max_running:
                 return
@@ -324,7 +352,16 @@ class Planner:
                 return
             if not self._running.has_left(sequence.request_id):
                 leaving.add(sequence.request.key.name)
-            if sequence.request.key.name in leaving or not plan.room_for(sequence):
+            if sequence.request.key.name in leaving or (sequence.images and awaits_image):
+                continue
+            start = self._cached_len(sequence) if sequence.images else 0
+            if not plan.room_for(sequence, start):
+                if sequence.request.key.name in plan.overserved:
+                    continue
+                if plan.num_images_left:
+                    # The room that is left is too small for its image: nobody else has it either.
+                    return
+                awaits_image = True
                 continue
             if self._running and self._allocator.num_available < sequence.min_available:
                 return
@@ -333,13 +370,22 @@ class Planner:
             allocation = self._allocate(sequence, num_spare)
             if allocation is None:
                 return
+            if sequence.images and not plan.room_for(sequence, allocation.cached_len):
+                # There was no slot to begin with the state that was found.
+                self._allocator.free(allocation)
+                return
             self._waiting.remove(sequence)
             self._admit(sequence, allocation, plan, now_s)
             num_spare += sequence.may_grow
 
+    def _cached_len(self, sequence: Sequence) -> int:
+        """What `_allocate` would find in the cache."""
+        salt = sequence.request.cache_salt
+        return self._allocator.cached_len(sequence.key_ids(), sequence.max_cached_len, salt)
+
     def _allocate(self, sequence: Sequence, num_spare: int) -> BlockAllocation | None:
         allocation = self._allocator.allocate(
-            sequence.token_ids(),
+            sequence.key_ids(),
             max_cached_len=sequence.max_cached_len,
             num_spare=num_spare,
             salt=sequence.request.cache_salt,
@@ -380,6 +426,7 @@ class Planner:
                 kept_states=() if states is None else tuple(states.unwritten),
                 adapter_id=request.adapter_id,
                 max_drafts=self._max_drafts,
+                images=sequence.images,
             )
         )
 
@@ -426,7 +473,7 @@ def awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: 
     if shared_len < _MIN_SHARED_BLOCKS * block_size:
         return False
     salt = sequence.request.cache_salt
-    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len, salt)
+    cached_len = allocator.cached_len(sequence.key_ids(), sequence.max_cached_len, salt)
     spared_len = shared_len - cached_len
     return spared_len >= max(_MIN_SHARED_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
 
@@ -447,10 +494,10 @@ def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
     if other.request.cache_salt != sequence.request.cache_salt:
         return 0
     most = min(sequence.max_cached_len, soon_len) // block_size * block_size
-    if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):
+    if sequence.key_ids(0, block_size) != other.key_ids(0, block_size):
         return 0
-    ours = sequence.token_ids(0, most)
-    theirs = other.token_ids(0, most)
+    ours = sequence.key_ids(0, most)
+    theirs = other.key_ids(0, most)
     if ours == theirs:
         return most
     pairs = enumerate(zip(ours, theirs, strict=False))

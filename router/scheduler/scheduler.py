@@ -34,7 +34,8 @@ class SchedulerLimits:
 
     `max_step_tokens` of prompts and decodes together, for at most `max_batch_size` requests;
     `max_steps_in_flight` steps may be unanswered. Each is at least 1; else ValueError. The shards
-    may compute `max_drafts` draft tokens of a sequence in a step.
+    may compute `max_drafts` draft tokens of a sequence in a step. `images_see_ahead`: the tokens of
+    an image attend to each other, so that one must fit a step beside `max_batch_size` tokens.
     """
 
     max_step_tokens: int
@@ -42,10 +43,11 @@ class SchedulerLimits:
     # While one is computed the next one is with the shards already.
     max_steps_in_flight: int = 2
     max_drafts: int = 0
+    images_see_ahead: bool = False
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name == "max_drafts" else 1
+            least = 0 if name in ("max_drafts", "images_see_ahead") else 1
             if value < least:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
 
@@ -101,6 +103,7 @@ class Scheduler:
             self._waiting,
             self._running,
             self._shares,
+            images_see_ahead=limits.images_see_ahead,
         )
         self._live: dict[int, Sequence] = {}
         self._deadlines_s: dict[int, float] = {}
@@ -376,8 +379,8 @@ class Scheduler:
         allocation = sequence.allocation
         assert allocation is not None, f"request {sequence.request_id} has no blocks"
         if computed_len - allocation.committed_len >= self._allocator.block_size:
-            token_ids = sequence.token_ids(allocation.committed_len, computed_len)
-            self._allocator.commit(allocation, token_ids)
+            key_ids = sequence.key_ids(allocation.committed_len, computed_len)
+            self._allocator.commit(allocation, key_ids)
 
     def _end(self, sequence: Sequence, state: SequenceState, *, is_held: bool = False) -> None:
         """Ends a request that ends by itself or by the router, not by `fail`.

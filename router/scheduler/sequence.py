@@ -22,7 +22,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from proto.contract import Generation
+from proto.contract import Generation, Image
+from router.request.images import prompt_keys
 from router.request.request import GenerateRequest, Work
 from router.scheduler.allocator import BlockAllocation
 from router.scheduler.states import SequenceStates
@@ -140,6 +141,8 @@ class Sequence:
     is_constrained: bool = field(init=False)
     # A sample may bring several tokens.
     is_multi_token: bool = field(init=False)
+    images: tuple[Image, ...] = field(init=False)
+    prompt_keys: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.output_ids = list(self.request.output_ids)
@@ -148,6 +151,8 @@ class Sequence:
         self.last_len = self.request.last_len
         self.is_constrained = self.request.constraint is not None
         self.is_multi_token = self.is_constrained or self.takes_drafts
+        self.images = self.request.images
+        self.prompt_keys = prompt_keys(self.request.prompt_ids, self.images)
 
     @property
     def is_live(self) -> bool:
@@ -212,7 +217,15 @@ class Sequence:
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
         """The known ids of positions [start, stop); all of them by default."""
-        prompt_ids = self.request.prompt_ids
+        return self._with_output(self.request.prompt_ids, start, stop)
+
+    def key_ids(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
+        """As `token_ids`, with what images show in their places: KV is shared by these."""
+        return self._with_output(self.prompt_keys, start, stop)
+
+    def _with_output(
+        self, prompt_ids: tuple[int, ...], start: int, stop: int | None
+    ) -> tuple[int, ...]:
         if stop is not None and stop <= self.prompt_len:
             return prompt_ids[start:stop]
         first = max(0, start - self.prompt_len)

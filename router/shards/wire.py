@@ -15,6 +15,7 @@ from proto.contract import (
     Batch,
     FinishReason,
     Generation,
+    Image,
     LoadedAdapter,
     ModelInfo,
     NewSequence,
@@ -205,6 +206,22 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
         ],
         adapter_id=new.adapter_id,
         max_drafts=new.max_drafts,
+        images=[_image_to_pb(image, new.cached_len) for image in new.images],
+    )
+
+
+def _image_to_pb(image: Image, cached_len: int) -> pb.Image:
+    """One that is cached is not looked at again; its layout says where what follows it stands."""
+    is_cached = image.stop <= cached_len
+    return pb.Image(
+        digest=image.digest,
+        start=image.start,
+        span_len=image.span_len,
+        tensors={
+            name: to_message(tensor, pb.ImageTensor)
+            for name, tensor in image.tensors.items()
+            if not (is_cached and tensor.is_float)
+        },
     )
 
 

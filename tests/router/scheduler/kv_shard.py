@@ -10,9 +10,12 @@ constraint some tokens are forced, so that a draw brings a run of them, and some
 Where it may, it computes drafts, some of them wrong: these leave KV that nobody may read.
 
 Of a model with states a slot for states holds the prefix at whose end it stands.
+
+An image shows a token of its own in each of its places, whatever ids stand for it there.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -20,6 +23,7 @@ from proto.contract import (
     Batch,
     FinishReason,
     Generation,
+    Image,
     KeptState,
     NewSequence,
     RunningUpdate,
@@ -34,6 +38,14 @@ _POISON: Prefix = (-9,)
 _WRONG = 9
 
 
+def shown(token_ids: Prefix, images: Iterable[Image]) -> Prefix:
+    """The tokens that the model sees, by the last byte of an image's digest."""
+    for image in images:
+        seen = (image.digest[-1],) * image.span_len
+        token_ids = token_ids[: image.start] + seen + token_ids[image.stop :]
+    return token_ids
+
+
 def draw(prefix: Prefix, seed: int) -> tuple[int, bool]:
     """The token that follows a prefix, and whether it is an end-of-sequence token."""
     noise = crc32(bytes(prefix), seed)
@@ -42,7 +54,7 @@ def draw(prefix: Prefix, seed: int) -> tuple[int, bool]:
 
 def expected_output(request: GenerateRequest, seed: int) -> tuple[Prefix, FinishReason]:
     """What a request gets from a shard that it has for itself."""
-    tokens = given = request.prompt_ids + request.output_ids
+    tokens = given = shown(request.prompt_ids, request.images) + request.output_ids
     reason = None
     while reason is None:
         made, reason = draw_run(request, tokens, seed)
@@ -226,7 +238,7 @@ class KvShard:
         assert not new.logprobs.prompt or new.cached_len < new.logprobs.first_scored
         self._sequences[new.request_id] = _Sequence(
             request=_request_of(new),
-            tokens=new.token_ids,
+            tokens=shown(new.token_ids, new.images),
             computed_len=new.cached_len,
             block_ids=list(new.block_ids),
             state_ids=new.state_ids,
@@ -395,7 +407,7 @@ class KvShard:
 def _request_of(new: NewSequence) -> GenerateRequest:
     """The request as far as a shard knows it; the output made before counts as its own."""
     return GenerateRequest(
-        prompt_ids=new.token_ids[: new.prompt_len],
+        prompt_ids=shown(new.token_ids, new.images)[: new.prompt_len],
         prompt_text="",
         sampling=new.sampling,
         stop=new.stop,

@@ -17,8 +17,11 @@ def make_scheduler(
     prefix_caching: bool = True,
     max_drafts: int = 0,
     num_states: int = 0,
+    images_see_ahead: bool = False,
 ) -> Scheduler:
-    limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight, max_drafts)
+    limits = SchedulerLimits(
+        max_step_tokens, max_batch_size, max_steps_in_flight, max_drafts, images_see_ahead
+    )
     states = StateSlots(num_states) if num_states else None
     return Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching, states))
 

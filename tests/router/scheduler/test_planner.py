@@ -1,4 +1,6 @@
-"""What a step is made of: who is preempted, equal beginnings, runs, late draws, drafts."""
+"""What a step is made of: who is preempted, equal beginnings, runs, late draws, drafts, images."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +13,7 @@ from proto.contract import (
     SampledToken,
 )
 from router.request.errors import ShardFailed
+from router.request.request import ApiKey, GenerateRequest
 from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import (
     answer,
@@ -22,7 +25,7 @@ from tests.router.scheduler.steps import (
     token,
     tokens,
 )
-from tests.strategies import make_request
+from tests.strategies import PLACEHOLDER, make_image, make_request
 
 
 class TestPreemption:
@@ -735,3 +738,90 @@ def test_no_state_is_left_when_the_shards_lost_theirs() -> None:
     (new,) = step(scheduler).new
     assert (new.cached_len, new.from_state, kept_of(new)) == (0, None, [8])
     scheduler.check_invariants()
+
+
+def image_prompt(num_before: int, span_len: int, shown: int, num_behind: int) -> GenerateRequest:
+    prompt_ids = (1,) * num_before + (PLACEHOLDER,) * span_len + (2,) * num_behind
+    return make_request(prompt_ids, images=(make_image(num_before, span_len, shown),))
+
+
+def test_a_step_computes_of_one_image() -> None:
+    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
+    scheduler.add(0, image_prompt(0, 8, 1, 1), 0.0)
+    scheduler.add(1, image_prompt(3, 8, 2, 1), 0.0)
+    assert chunks(run(scheduler, token(0, 7))) == {0: 9, 1: 3}
+    assert chunks(step(scheduler))[1] == 9
+
+
+def test_several_images_of_a_prompt_are_computed_in_several_steps() -> None:
+    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
+    images = (make_image(1, 4, 1), make_image(5, 4, 2))
+    scheduler.add(0, make_request((1, *(PLACEHOLDER,) * 8, 2), images=images), 0.0)
+    assert chunks(run(scheduler)) == {0: 5}
+    assert chunks(step(scheduler)) == {0: 5}
+
+
+def test_text_passes_a_prompt_that_waits_for_its_image_and_images_do_not() -> None:
+    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
+    scheduler.add(0, image_prompt(0, 8, 1, 1), 0.0)
+    scheduler.add(1, image_prompt(0, 8, 2, 1), 0.0)
+    # Its text would enter now, and its image would come first in the next step.
+    scheduler.add(2, image_prompt(3, 8, 3, 1), 0.0)
+    scheduler.add(3, make_request((1, 2, 3)), 0.0)
+    assert new_of(run(scheduler, token(0, 7), token(3, 7))) == [(0, 0), (3, 0)]
+    assert [new.request_id for new in step(scheduler).new] == [1, 2]
+
+
+def test_kv_is_shared_by_what_an_image_shows_and_not_by_the_ids_in_its_place() -> None:
+    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
+    scheduler.add(0, image_prompt(4, 8, 1, 2), 0.0)
+    run(scheduler, token(0, 7, FinishReason.LENGTH))
+    scheduler.add(1, image_prompt(4, 8, 2, 2), 0.0)
+    assert new_of(run(scheduler, token(1, 7, FinishReason.LENGTH))) == [(1, 4)]
+    scheduler.add(2, image_prompt(4, 8, 1, 2), 0.0)
+    (new,) = run(scheduler, token(2, 7)).new
+    assert new.cached_len == 12
+    assert new.token_ids == (1,) * 4 + (PLACEHOLDER,) * 8 + (2,) * 2
+
+
+def test_an_image_that_is_cached_does_not_count() -> None:
+    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
+    scheduler.add(0, image_prompt(0, 8, 1, 2), 0.0)
+    run(scheduler, token(0, 7, FinishReason.LENGTH))
+    for request_id, shown in ((1, 2), (2, 1)):
+        scheduler.add(request_id, image_prompt(0, 8, shown, 2), 0.0)
+    assert new_of(step(scheduler)) == [(1, 0), (2, 8)]
+
+
+def test_nobody_waits_for_the_kv_of_another_image() -> None:
+    scheduler = make_scheduler(num_blocks=40, max_step_tokens=12)
+    scheduler.add(0, image_prompt(2, 8, 1, 6), 0.0)
+    assert new_of(run(scheduler)) == [(0, 0)]
+    scheduler.add(1, image_prompt(2, 8, 2, 6), 0.0)
+    assert new_of(step(scheduler)) == [(1, 2)]
+
+
+class TestImagesThatSeeAhead:
+    def test_no_chunk_ends_inside_of_one(self) -> None:
+        scheduler = make_scheduler(num_blocks=40, max_step_tokens=16, images_see_ahead=True)
+        scheduler.add(0, image_prompt(10, 8, 1, 9), 0.0)
+        assert [chunks(run(scheduler)) for _ in range(2)] == [{0: 10}, {0: 16}]
+
+    def test_one_that_does_not_fit_a_step_beside_others_is_not_passed(self) -> None:
+        scheduler = make_scheduler(num_blocks=40, max_step_tokens=16, images_see_ahead=True)
+        scheduler.add(0, make_request((1,) * 9), 0.0)
+        scheduler.add(1, image_prompt(0, 8, 1, 9), 0.0)
+        scheduler.add(2, make_request((3,) * 4), 0.0)
+        assert new_of(run(scheduler, token(0, 7))) == [(0, 0)]
+        assert new_of(step(scheduler)) == [(1, 0)]
+
+    def test_of_a_key_that_had_more_than_its_share_one_comes_whole(self) -> None:
+        scheduler = make_scheduler(
+            num_blocks=400, max_step_tokens=1100, images_see_ahead=True, max_steps_in_flight=1
+        )
+        greedy, modest = ApiKey("greedy"), ApiKey("modest")
+        scheduler.add(0, make_request((1,) * 90, key=modest), 0.0)
+        scheduler.add(1, make_request((2,) * 600, key=greedy), 0.0)
+        run(scheduler, token(0, 7), token(1, 7, FinishReason.LENGTH))
+        scheduler.add(2, replace(image_prompt(0, 80, 1, 9), key=greedy), 0.0)
+        assert chunks(step(scheduler))[2] == 80

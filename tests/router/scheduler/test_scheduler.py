@@ -1,5 +1,7 @@
 """The scheduler, one situation at a time: requests, steps ahead of their answers, and ends."""
 
+from typing import Any
+
 import pytest
 
 from proto.contract import FinishReason, Generation, RunningUpdate, SampledToken, StepResult
@@ -53,7 +55,7 @@ class TestBudget:
 
     @pytest.mark.parametrize("name", ["max_step_tokens", "max_batch_size", "max_steps_in_flight"])
     def test_a_limit_below_one_is_refused(self, name: str) -> None:
-        limits = {"max_step_tokens": 1, "max_batch_size": 1, name: 0}
+        limits: dict[str, Any] = {"max_step_tokens": 1, "max_batch_size": 1, name: 0}
         with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
             SchedulerLimits(**limits)
 

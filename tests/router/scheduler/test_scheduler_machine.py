@@ -100,8 +100,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_ready=st.sampled_from([True, True, True, False]),
     )
     def add(self, data: st.DataObject, fault: int | None, is_ready: bool) -> None:
-        request = data.draw(requests(self.max_total_len, self.keys))
-        self.submit(request, fault, is_ready=is_ready)
+        self.submit(self.drawn_request(data), fault, is_ready=is_ready)
+
+    def drawn_request(self, data: st.DataObject) -> GenerateRequest:
+        return data.draw(requests(self.max_total_len, self.keys))
 
     def submit(self, request: GenerateRequest, fault: int | None, *, is_ready: bool) -> None:
         request_id = len(self.tracked)
@@ -239,10 +241,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 is_passed = request_id < new.request_id and request_id not in self.resident
                 is_passed &= self.key_of(request_id) == self.key_of(new.request_id)
                 if is_passed and not self.tracked[request_id].is_held:
-                    assert self.may_await_prefix(request_id), "one that came before was passed"
+                    assert self.may_be_passed(request_id), "one that came before was passed"
             self.resident.add(new.request_id)
 
-    def may_await_prefix(self, request_id: int) -> bool:
+    def may_be_passed(self, request_id: int) -> bool:
         """It begins as one that is in a batch, with blocks enough to be worth a step."""
         tokens = self.tokens_of(request_id)
         return self.world.prefix_caching and any(
@@ -325,11 +327,70 @@ class StatesMachine(SchedulerMachine):
             self.go_on(data.draw(st.integers(0, 6)))
 
 
+class ImagesMachine(SchedulerMachine):
+    """Prompts with images, few of which are new."""
+
+    @initialize(
+        world=st.builds(
+            World,
+            num_blocks=st.integers(8, 24),
+            block_size=st.integers(1, 3),
+            limits=st.builds(
+                SchedulerLimits,
+                max_step_tokens=st.integers(12, 20),
+                max_batch_size=st.integers(1, 5),
+                max_steps_in_flight=st.integers(1, 3),
+                max_drafts=st.sampled_from([0, 0, 3]),
+                images_see_ahead=st.booleans(),
+            ),
+            prefix_caching=st.sampled_from([True, True, True, False]),
+            runs_late=st.booleans(),
+            seed=st.integers(0, 2**32 - 1),
+            keys=st.sampled_from([KEYS[:1], KEYS[:2]]),
+        )
+    )
+    def begin(self, world: World) -> None:
+        super().begin(world)
+        self.max_total_len = min(32, self.max_total_len)
+        # How much of each is computed, or is as soon as the steps in flight are.
+        self.sent_lens: dict[int, int] = {}
+
+    def drawn_request(self, data: st.DataObject) -> GenerateRequest:
+        max_span_len = self.limits.max_step_tokens - self.limits.max_batch_size
+        return data.draw(requests(self.max_total_len, self.keys, max_span_len))
+
+    def check_budgets(self, batch: Batch) -> None:
+        super().check_budgets(batch)
+        chunks = {update.request_id: update.chunk_len or 0 for update in batch.updates}
+        for new in batch.new:
+            self.sent_lens[new.request_id] = new.cached_len
+            chunks[new.request_id] = new.chunk_len
+            request = self.tracked[new.request_id].request
+            assert new.token_ids[: new.prompt_len] == request.prompt_ids
+            assert new.images == request.images
+        num_images = 0
+        for request_id, chunk_len in chunks.items():
+            start = self.sent_lens[request_id]
+            stop = self.sent_lens[request_id] = start + chunk_len
+            for image in self.tracked[request_id].request.images:
+                if chunk_len and image.start < stop and start < image.stop:
+                    num_images += 1
+                    cuts = stop < image.stop and self.limits.images_see_ahead
+                    assert not cuts, "a chunk ends inside of an image that sees ahead"
+        assert num_images <= 1, "a step computes of several images"
+
+    def may_be_passed(self, request_id: int) -> bool:
+        """A prompt with images waits for the step that may compute one."""
+        return bool(self.tracked[request_id].request.images) or super().may_be_passed(request_id)
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
     more_examples(3),
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+TestImages = ImagesMachine.TestCase
+TestImages.settings = TestScheduler.settings
 TestStates = StatesMachine.TestCase
 TestStates.settings = settings(TestScheduler.settings, max_examples=more_examples(2).max_examples)

@@ -11,6 +11,8 @@ from proto.contract import (
     Batch,
     FinishReason,
     Generation,
+    Image,
+    ImageTensor,
     KeptState,
     LogprobParams,
     MaskEffect,
@@ -67,6 +69,26 @@ def test_a_plain_request_switches_every_processor_off() -> None:
     assert (sampling.temperature, sampling.repetition_penalty) == (1, 1)
     assert not sampling.watermark
     assert not sent.HasField("constraint")
+
+
+def test_an_image_that_is_cached_travels_without_what_it_shows() -> None:
+    pixels = ImageTensor("bfloat16", (1, 2), b"\1\2\3\4")
+    grid = ImageTensor("int64", (1,), bytes(8))
+    images = tuple(
+        Image(bytes([number]) * 16, number, 1, {"pixel_values": pixels, "grid": grid})
+        for number in (0, 1, 2)
+    )
+    batch = batch_of(PLAIN)
+    batch = replace(batch, new=(replace(batch.new[0], images=images),))
+    sent = wire.prefill_to_pb(batch, 3, 1).batch.requests[0].images
+    assert [(image.start, image.span_len, sorted(image.tensors)) for image in sent] == [
+        (0, 1, ["grid"]),
+        (1, 1, ["grid"]),
+        (2, 1, ["grid", "pixel_values"]),
+    ]
+    assert sent[2].digest == bytes([2]) * 16
+    arrived = sent[2].tensors["pixel_values"]
+    assert (arrived.dtype, list(arrived.shape), arrived.data) == ("bfloat16", [1, 2], pixels.data)
 
 
 def test_every_parameter_arrives_in_its_field() -> None:
