@@ -1595,18 +1595,24 @@ class ClearCacheResponse(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     IS_WARM_FIELD_NUMBER: _builtins.int
+    STEP_SOCKET_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     is_warm: _builtins.bool
     """Whether Warmup has been called: not yet on a shard that was started anew."""
+    step_socket: _builtins.str
+    """The path of a Unix socket that takes Decode's messages, for a router on the same machine.
+    Empty: there is none, and Decode takes them.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         is_warm: _builtins.bool = ...,
+        step_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_warm", b"is_warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_warm", b"is_warm", "step_socket", b"step_socket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,7 +132,7 @@ class TextGenerationServiceServicer:
     def Decode(self, request_iterator, context):
         """Steps of the running requests, one for each message, answered in their order. The next one may
         be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
-        was no Prefill since ClearCache.
+        was no Prefill since ClearCache. At a step socket the same is said in frames (frames.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

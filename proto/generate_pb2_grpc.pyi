@@ -52,7 +52,7 @@ class TextGenerationServiceStub:
     Decode: _grpc.StreamStreamMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]
     """Steps of the running requests, one for each message, answered in their order. The next one may
     be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
-    was no Prefill since ClearCache.
+    was no Prefill since ClearCache. At a step socket the same is said in frames (frames.py).
     """
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]
     """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
@@ -86,7 +86,7 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     Decode: _aio.StreamStreamMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
     """Steps of the running requests, one for each message, answered in their order. The next one may
     be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
-    was no Prefill since ClearCache.
+    was no Prefill since ClearCache. At a step socket the same is said in frames (frames.py).
     """
     FilterBatch: _aio.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
@@ -153,7 +153,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generate_pb2.StepResponse], _abc.AsyncIterator[_generate_pb2.StepResponse]]:
         """Steps of the running requests, one for each message, answered in their order. The next one may
         be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
-        was no Prefill since ClearCache.
+        was no Prefill since ClearCache. At a step socket the same is said in frames (frames.py).
         """
 
     @_abc_1.abstractmethod

@@ -59,6 +59,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         # The folders of loaded adapters, by their numbers.
         self.adapters: dict[int, str] = {}
         self.urls: list[str] = []
+        self.step_socket = ""
         self.faults = Faults()
         self.followed = Followed()
         # Constraints that were prepared, by their text.
@@ -241,7 +242,9 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self._next_step = 1
         self.rows = None
         self._kv.clear()
-        return pb.ClearCacheResponse(epoch=self._epoch_out(), is_warm=self.is_warm)
+        return pb.ClearCacheResponse(
+            epoch=self._epoch_out(), is_warm=self.is_warm, step_socket=self.step_socket
+        )
 
     def restart(self) -> None:
         """As a new process: it is to be warmed up, and holds nothing."""

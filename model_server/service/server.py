@@ -25,10 +25,12 @@ from model_server.errors import ConfigRefused, ShardError
 from model_server.service.service import (
     Continuation,
     ErrorInterceptor,
+    Failures,
     Lease,
     MethodHandler,
     TextGenerationService,
 )
+from model_server.service.step_socket import taking_steps
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 
@@ -74,6 +76,7 @@ _OPTIONS = (
 _STOP_GRACE_S = 1.0
 LEASE_S = 10.0
 _MAX_SOCKET_BYTES = 107
+_STEP_SUFFIX = ".steps"
 
 
 @contextlib.asynccontextmanager
@@ -87,8 +90,9 @@ async def listening(
 ) -> AsyncIterator[None]:
     """Serve at `address` (a socket's path, or "host:port") inside the `async with`.
 
-    Whoever calls must show the `token`, if there is one. At a port there is no reflection.
-    What a router has is freed when it says nothing for `lease_s`.
+    Whoever calls must show the `token`, if there is one. At a port there is neither reflection nor
+    a step socket, which else is beside the other one. What a router has is freed when it says
+    nothing for `lease_s`.
 
     A socket left behind by a dead process is replaced; one that somebody listens on, or a port
     in use, raises ConfigRefused. The socket's file is removed at the end.
@@ -96,9 +100,10 @@ async def listening(
     if isinstance(address, Path):
         _remove_stale(address)
     lease = Lease(lease_s)
+    failures = Failures(on_fatal)
     shown = [] if token is None else [ShardToken(token)]
     server = grpc.aio.server(
-        interceptors=[*shown, ErrorInterceptor(on_fatal, lease)], options=_OPTIONS
+        interceptors=[*shown, ErrorInterceptor(failures, lease)], options=_OPTIONS
     )
     pb_grpc.add_TextGenerationServiceServicer_to_server(service, server)
     name = pb.DESCRIPTOR.services_by_name["TextGenerationService"].full_name
@@ -113,15 +118,22 @@ async def listening(
         raise ConfigRefused(f"cannot listen at {address}: it is in use or not ours") from error
     await probe.set("", health_pb2.HealthCheckResponse.SERVING)
     await probe.set(name, health_pb2.HealthCheckResponse.SERVING)
-    await server.start()
-    watching = asyncio.ensure_future(lease.run(service.release))
-    try:
-        yield
-    finally:
-        watching.cancel()
-        await server.stop(_STOP_GRACE_S)
-        if isinstance(address, Path):
-            _remove(address)
+    steps: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+    if isinstance(address, Path) and token is None:
+        path = address.with_name(f"{address.name}{_STEP_SUFFIX}")
+        if len(os.fsencode(path)) <= _MAX_SOCKET_BYTES:
+            service.step_socket = str(path.absolute())
+            steps = taking_steps(path, service.decode, failures, lease)
+    async with steps:
+        await server.start()
+        watching = asyncio.ensure_future(lease.run(service.release))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await server.stop(_STOP_GRACE_S)
+            if isinstance(address, Path):
+                _remove(address)
 
 
 def _remove(path: Path) -> None:

@@ -125,11 +125,31 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]]
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method. `on_fatal` is called once an error makes the shard unfit."""
+class Failures:
+    """What the router is told of errors. `on_fatal` is called once one makes the shard unfit."""
 
-    def __init__(self, on_fatal: Callable[[ShardError], None], lease: Lease) -> None:
+    def __init__(self, on_fatal: Callable[[ShardError], None]) -> None:
         self._on_fatal = on_fatal
+
+    def of(self, method: str, error: BaseException) -> tuple[grpc.StatusCode, str]:
+        """The status and its details."""
+        if isinstance(error, ShardError):
+            if isinstance(error, RanksDiverged):
+                self._on_fatal(type(error)(f"{method}: {error}"))
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            return code, str(error)
+        # What is left is a bug or a broken device.
+        _log.error("%s failed", method, exc_info=error)
+        reason = f"{method}: {type(error).__name__}: {error}"
+        self._on_fatal(ShardError(reason))
+        return grpc.StatusCode.INTERNAL, reason
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every method."""
+
+    def __init__(self, failures: Failures, lease: Lease) -> None:
+        self._failures = failures
         self._lease = lease
 
     async def intercept_service(
@@ -173,24 +193,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: Context) -> Any:
             try:
                 return await call(request, context)
-            except ShardError as error:
-                if isinstance(error, RanksDiverged):
-                    self._on_fatal(type(error)(f"{method}: {error}"))
-                await context.abort(_code_of(error), str(error))
             except Exception as error:
-                # What is left is a bug or a broken device; abort() below raises in its turn.
+                # abort() raises in its turn.
                 if isinstance(error, grpc.aio.AbortError):
                     raise
-                _log.exception("%s failed", method)
-                reason = f"{method}: {type(error).__name__}: {error}"
-                self._on_fatal(ShardError(reason))
-                await context.abort(grpc.StatusCode.INTERNAL, reason)
+                await context.abort(*self._failures.of(method, error))
 
         return guarded
-
-
-def _code_of(error: ShardError) -> grpc.StatusCode:
-    return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
 T = TypeVar("T")
@@ -220,6 +229,8 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._tracer = tracer
         self._constraints = constraints
         self._step_queue = StepQueue(runner, device_thread)
+        # The path at which decode steps are taken beside Decode; empty: there is none.
+        self.step_socket = ""
         # One adapter is read at a time.
         self._reading = asyncio.Lock()
         self._epoch = 0
@@ -286,13 +297,14 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         """None after the last: all have come, or one could not be read."""
         try:
             async for request in requests:
-                begun.put_nowait(asyncio.ensure_future(self._decode(request)))
+                begun.put_nowait(asyncio.ensure_future(self.decode(request)))
         except DecodeError as error:
             raise InvalidStep(f"it is no message: {error}") from error
         finally:
             begun.put_nowait(None)
 
-    async def _decode(self, request: pb.DecodeRequest) -> pb.StepResponse:
+    async def decode(self, request: pb.DecodeRequest) -> pb.StepResponse:
+        """One step of those that run."""
         self._require_epoch(request.epoch)
         call = StepCall((), updates_from_pb(request), tuple(request.dropped_ids))
         output = await self._step(call, _optional(request, "step"))
@@ -352,7 +364,9 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._step_queue.begin_epoch(request.epoch)
         await self._on_device(self._runner.clear)
         self._tracer.kept(())
-        return pb.ClearCacheResponse(epoch=request.epoch, is_warm=self._runner.is_warm)
+        return pb.ClearCacheResponse(
+            epoch=request.epoch, is_warm=self._runner.is_warm, step_socket=self.step_socket
+        )
 
     async def release(self) -> None:
         """The router says nothing any more: its requests are forgotten, the epoch goes on."""

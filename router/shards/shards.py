@@ -7,7 +7,8 @@ The shards hold one batch:
 
     Prefill(new)              a step of the batch, grown by these
     Decode()                  a step of the batch, which may have become empty: a message of the one
-                              call that lasts as long as the epoch, for half of a call's cost
+                              call that lasts as long as the epoch, for half of a call's cost,
+                              or of a connection to the rank's step socket
     ClearCache(), a new epoch nothing runs
 
 A step may be sent before those before it are answered; the shards run them in the order in which
@@ -20,6 +21,7 @@ ever be answered again.
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,7 +51,10 @@ from router.request.errors import (
 )
 from router.request.request import Constraint
 from router.shards import wire
+from router.shards.step_socket import StepSocket
 from router.telemetry.tracing import NO_TRACES, Tracer
+
+_logger = logging.getLogger(__name__)
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -141,11 +146,21 @@ class Rank:
         self._stub = TextGenerationServiceStub(self.channel)
         self._token: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._decode: DecodeCall | None = None
+        self._steps: StepSocket | None = None
+
+    async def open_steps(self, path: str) -> None:
+        """The epoch's decode steps go to this socket, if it can be reached."""
+        try:
+            self._steps = await StepSocket.connect(path)
+        except OSError as error:
+            _logger.warning("%s: its steps go by gRPC, which takes longer: %s", self.name, error)
 
     def decode(
         self, request: pb.DecodeRequest, timeout_s: float
-    ) -> "asyncio.Task[pb.StepResponse]":
+    ) -> "asyncio.Future[pb.StepResponse]":
         """A message of the epoch's Decode, under way; its answer is to be awaited."""
+        if self._steps is not None:
+            return self._steps.step(request, timeout_s)
         if self._decode is None or self._decode.is_over:
             self._decode = DecodeCall(self._stub.Decode(metadata=self._token or None))
         return asyncio.ensure_future(self._decode.step(request, timeout_s))
@@ -155,6 +170,9 @@ class Rank:
         if self._decode is not None:
             self._decode.close()
             self._decode = None
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
 
     def send(
         self,
@@ -413,7 +431,12 @@ class Shards:
         self._num_sent = self._num_in_flight = 0
         for rank in self._ranks:
             rank.end_decode()
-        return await self._call_state("ClearCache", wire.clear_to_pb(self._epoch), timeout_s)
+        answers = await self._call_state("ClearCache", wire.clear_to_pb(self._epoch), timeout_s)
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            path = wire.step_socket(answer)
+            if path is not None:
+                await rank.open_steps(path)
+        return answers
 
     def step(self, batch: Batch) -> "asyncio.Task[StepResult]":
         """Computes the batch's tokens. Raises ShardFailed, mostly when awaited.

@@ -109,6 +109,11 @@ def is_warm(message: pb.ClearCacheResponse) -> bool:
     return message.is_warm
 
 
+def step_socket(message: pb.ClearCacheResponse) -> str | None:
+    """Where the rank takes the epoch's decode steps, but for Decode itself; None: nowhere."""
+    return message.step_socket or None
+
+
 def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
     """A constraint, to be compiled before the request that has it comes."""
     return pb.PrepareConstraintRequest(

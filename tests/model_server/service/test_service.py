@@ -51,6 +51,7 @@ from proto.contract import (
 )
 from router.request.errors import StartupFailed
 from router.shards.shards import Shards, ShardTimeouts
+from router.shards.step_socket import StepSocket
 from router.shards.wire import step_from_pb
 from tests.model_server import lora_folders
 from tests.model_server.checkpoint import tiny_models
@@ -265,6 +266,18 @@ async def test_steps_that_are_sent_ahead_are_answered_in_their_order(shard: Shar
     answers = await shard.decode(2, 3, 4)
     tokens = [token_id for answer in answers for token_id in answer.plain_token_ids]
     assert tokens == tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 4)[1:]
+
+
+async def test_steps_at_the_step_socket_have_the_same_answers(shard: Shard) -> None:
+    await shard.warm_up()
+    begun = await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
+    steps = await StepSocket.connect(begun.step_socket)
+    await shard.stub.Prefill(prefill(request(1), step=1))
+    calls = [pb.DecodeRequest(epoch=EPOCH, step=step) for step in (2, 3, 4)]
+    answers = await asyncio.gather(*[steps.step(call, 30.0) for call in calls])
+    tokens = [token_id for answer in answers for token_id in answer.plain_token_ids]
+    assert tokens == tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 4)[1:]
+    steps.close()
 
 
 async def test_a_step_that_fails_ends_the_call_and_those_behind_it_in_silence(

@@ -130,6 +130,17 @@ async def test_a_prompt_then_decodes_until_the_shard_ends_it() -> None:
         assert shard.num_held == 0
 
 
+async def test_steps_go_by_grpc_where_the_step_socket_cannot_be_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shard = FakeShard()
+    shard.step_socket = "/nowhere/shard-0.steps"
+    async with connected(shard) as shards:
+        await run(shards, prefill(1, new(7)))
+        assert tokens_of(await run(shards, decode(2, 7))).keys() == {7}
+    assert "its steps go by gRPC" in caplog.text
+
+
 async def test_new_prompts_join_the_running_batch() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
