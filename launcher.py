@@ -59,6 +59,7 @@ from processes.settings import (
     setting,
     sources_of,
 )
+from processes.signals import Signals, Stopped
 from processes.supervisor import Supervisor
 from router.config import RouterConfig
 from router.front_config import server_tls
@@ -662,9 +663,20 @@ def _dry_run(
         raise BadConfig("--dry-run: auto names no model that could be checked")
     console = _console(deployments[0].json_output)
     codes = [
-        asyncio.run(_check_one(each, max_batch_size, environ, console)) for each in deployments
+        asyncio.run(_check_unless_stopped(each, max_batch_size, environ, console))
+        for each in deployments
     ]
     return max(codes)
+
+
+async def _check_unless_stopped(
+    deployment: Deployment, max_batch_size: int, environ: Mapping[str, str], console: Console
+) -> int:
+    checking = _check_one(deployment, max_batch_size, environ, console)
+    try:
+        return await Signals(None).unless_stopped(checking)
+    except Stopped:
+        return 1
 
 
 async def _check_one(

@@ -256,8 +256,12 @@ class Passage:
             try:
                 use = await self._use(pieces, without)
             except NoReplica:
-                if refusal is None or (is_stored and not self._pool.are_all_ready):
+                if refusal is None:
                     raise
+                if is_stored and not self._pool.are_all_ready:
+                    raise NoReplica(
+                        "no replica that is ready has it, and one that is away may"
+                    ) from None
                 break
             with closing(use):
                 try:

@@ -43,6 +43,8 @@ class Signals:
     ) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        # Whether the parent has ended.
+        self.is_orphaned = False
         self._on_first = on_first
         self._on_second = on_second
         self._watching = asyncio.ensure_future(self._watch(parent_pid)) if parent_pid else None
@@ -78,8 +80,8 @@ class Signals:
     async def _watch(self, parent_pid: int) -> None:
         while os.getppid() == parent_pid:  # noqa: ASYNC110 (no event signals a parent's end)
             await asyncio.sleep(_PARENT_POLL_S)
-        if not self.first.is_set():
-            self._note(signal.SIGTERM)
+        self.is_orphaned = True
+        self._note(signal.SIGTERM)
 
 
 def end_when_orphaned(parent_pid: int | None) -> None:

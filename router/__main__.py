@@ -196,7 +196,8 @@ async def _run(config: RouterConfig) -> int:
 async def _drain(
     config: RouterConfig, router: _Router, signals: Signals, stepping: asyncio.Task[None]
 ) -> None:
-    timeout_s = config.graceful_termination_timeout
+    # The shards end with the launcher, and nobody starts them anew.
+    timeout_s = 0.0 if signals.is_orphaned else config.graceful_termination_timeout
     _logger.info("draining: %d requests, at most %g s", router.batcher.num_streams, timeout_s)
     router.sockets.drain()
     draining = asyncio.create_task(router.batcher.drain(timeout_s))

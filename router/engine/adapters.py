@@ -17,6 +17,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from hashlib import file_digest, sha256
 from pathlib import Path
 from types import MappingProxyType
 
@@ -42,12 +43,16 @@ _NAME = re.compile(r"[^\x00-\x20,\x7f]{1,200}")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A load of a LoRA adapter. `path` is its folder, `rank` the largest of its matrices."""
+    """A load of a LoRA adapter. `path` is its folder, `rank` the largest of its matrices.
+
+    `digest` is of its files: where it is the same, the adapter is.
+    """
 
     adapter_id: int
     name: str
     path: str
     rank: int
+    digest: str
 
 
 @dataclass(slots=True)
@@ -91,6 +96,11 @@ class Adapters:
         """The name under which it was loaded."""
         return self._held[adapter_id].adapter.name
 
+    def digest_of(self, adapter_id: int | None) -> str | None:
+        """That of its files; None: the model alone, or it is gone."""
+        held = None if adapter_id is None else self._held.get(adapter_id)
+        return None if held is None else held.adapter.digest
+
     # The operator
 
     async def begin(self, folders: Mapping[str, str]) -> None:
@@ -120,6 +130,7 @@ class Adapters:
         adapter_id = self._num_loads
         self._loading.add(name)
         try:
+            digest = await asyncio.to_thread(_digest_of, Path(path))
             loaded = await self._shards.load_adapter(adapter_id, path)
         except (AdapterRefused, ShardFailed):
             # Some ranks may hold it.
@@ -128,7 +139,7 @@ class Adapters:
             raise
         finally:
             self._loading.discard(name)
-        adapter = Adapter(adapter_id, name, path, loaded.rank)
+        adapter = Adapter(adapter_id, name, path, loaded.rank, digest)
         self._held[adapter_id] = _Held(adapter)
         self._listed = MappingProxyType({**self._listed, name: adapter})
         _logger.info(
@@ -237,6 +248,14 @@ class Adapters:
                 _logger.warning("an adapter is not freed yet: %s", error)
                 return
             self._to_free.discard(adapter_id)
+
+
+def _digest_of(folder: Path) -> str:
+    digest = sha256()
+    for file in sorted(path for name in _PATTERNS for path in folder.glob(name)):
+        with file.open("rb") as opened:
+            digest.update(file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def find_adapter(name: str) -> Path:

@@ -368,7 +368,8 @@ class Batcher:
         try:
             await asyncio.wait_for(self._until_empty(), timeout_s)
         except TimeoutError:
-            self._fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
+            waited = f"; it waited {timeout_s:g} s" if timeout_s else ""
+            self._fail_all(ServerStopped(f"the server stopped{waited}"))
         self._wake_readers()
         self._stopping.set()
         self._wake.set()

@@ -33,6 +33,8 @@ from router.request.request import (
 from router.text.output_text import HeldTokens, OutputText
 from router.text.tokenizer import Tokenizer
 
+# Tokens of before that are events again in one turn of the event loop: thousands would stop it.
+_REPLAY_LEN = 256
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 
 
@@ -105,9 +107,8 @@ class Stream:
         self._texts: list[str] = []
         self._events: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
-        if request.is_moved:
-            for token_id in request.output_ids:
-                self._add_token(SampledToken(token_id, 0.0), ends=False)
+        # Those of before that are to be events again.
+        self._old_ids = list(reversed(request.output_ids)) if request.is_moved else []
 
     async def take(self) -> Sequence[Event]:
         """The events since the last call; waits while there are none. Empty after the end.
@@ -115,6 +116,9 @@ class Stream:
         A failure comes alone, so that a reader shows what was made before it, even where the next
         step fails at once.
         """
+        while self._old_ids and not self._events:
+            self._replay(_REPLAY_LEN)
+            await asyncio.sleep(0)
         if not self._events:
             if self.end is not None:
                 return ()
@@ -160,6 +164,7 @@ class Stream:
 
     def add(self, generation: Generation, now_s: float) -> None:
         """What a step brought; sets `end` when the shard, or the text, ends the sequence."""
+        self._replay(len(self._old_ids))
         if generation.prompt_logprobs:
             self._prompt_logprobs += generation.prompt_logprobs
             self._prompt_top_tokens += generation.prompt_top_tokens
@@ -196,6 +201,7 @@ class Stream:
         """Ends it well, unless it has ended. `satisfied`: the shard's verdict on the constraint."""
         if self.end is not None:
             return
+        self._replay(len(self._old_ids))
         is_paused = reason is FinishReason.PAUSED
         tail = "" if is_paused else self._text.flush()
         matched = self._text.matched
@@ -248,6 +254,11 @@ class Stream:
         self.first_token_s = now_s
         if self.request.logprobs.prompt:
             self._events.append(self._scored_prompt())
+
+    def _replay(self, count: int) -> None:
+        """Makes the next tokens of before events again."""
+        for _ in range(min(count, len(self._old_ids))):
+            self._add_token(SampledToken(self._old_ids.pop(), 0.0), ends=False)
 
     def _add_token(self, token: SampledToken, ends: bool) -> None:
         token_id = token.token_id

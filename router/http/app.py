@@ -141,6 +141,7 @@ def create_app(
             parser,
             front_secret,
             _replica_fingerprint(services),
+            services.adapters,
             limits.vocab_size,
         ),
         services.sockets.app(_lmtp(services, bodies, parser, socket_limits or SocketLimits())),
@@ -162,7 +163,8 @@ def create_app(
 def _replica_fingerprint(services: Services) -> str:
     """Of all that decides the bytes of an answer, where requests and names are the same."""
     info = services.info
-    rules = (info.setup, sorted(info.limits.sampling_defaults.items()), services.reading_rules)
+    defaults = sorted(info.limits.sampling_defaults.items())
+    rules = (info.setup, defaults, services.reading_rules, services.chat_template.digest)
     return f"{info.system_fingerprint}-{sha256(repr(rules).encode()).hexdigest()[:16]}"
 
 

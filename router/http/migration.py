@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.engine.adapters import Adapters
 from router.http.bodies import BodyReader, ParserThread
 from router.http.errors import HttpError
 from router.http.moving import END_ID, Begin, MovingStream, StreamState
@@ -34,8 +35,9 @@ MAX_STATE_LEN = 1 << 24
 class Migration:
     """ASGI middleware, inside that of the keys.
 
-    `fingerprint` is of all that decides the bytes of an answer beside the request. Without `secret`
-    nobody is the front. `bodies` has room for MAX_STATE_LEN more than a body.
+    `fingerprint` is of all that decides the bytes of an answer beside the request and its adapter,
+    which is among `adapters`. Without `secret` nobody is the front. `bodies` has room for
+    MAX_STATE_LEN more than a body.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Migration:
         parser: ParserThread,
         secret: str | None,
         fingerprint: str,
+        adapters: Adapters,
         vocab_size: int,
     ) -> None:
         self._app = app
@@ -52,6 +55,7 @@ class Migration:
         self._parser = parser
         self._secret = secret
         self._fingerprint = fingerprint
+        self._adapters = adapters
         self._vocab_size = vocab_size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,20 +92,22 @@ class Migration:
         if state_len is None:
             root = secrets.token_hex(16)
             begin = Begin(root=root, asked_s=record.asked_s, fingerprint=self._fingerprint)
-            record.move(begin.root, begin.asked_s, MovingStream(begin, None))
+            record.move(begin.root, begin.asked_s, MovingStream(begin, None, self._adapters))
             return receive
         body = await self._bodies.read(Request(scope, receive))
         if not _NUMBER.fullmatch(state_len) or int(state_len) > len(body):
             raise wrong(CONTINUE_HEADER, f"must be at most the body's {len(body)} bytes", state_len)
         state = await self._read(body[: int(state_len)])
-        if state.begin.fingerprint != self._fingerprint and headers.get(_MIGRATE_HEADER) != "any":
+        takes_any = headers.get(_MIGRATE_HEADER) == "any"
+        if state.begin.fingerprint != self._fingerprint and not takes_any:
             raise HttpError(
                 409,
                 "replica_differs",
                 f"the stream began at {state.begin.fingerprint}, and this is {self._fingerprint}: "
                 "it would not go on as it began",
             )
-        record.move(state.begin.root, state.begin.asked_s, MovingStream(state.begin, state))
+        stream = MovingStream(state.begin, state, self._adapters, takes_any=takes_any)
+        record.move(state.begin.root, state.begin.asked_s, stream)
         rest = [body[int(state_len) :]]
 
         async def receive_rest() -> Message:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import orjson
 from pydantic import Field
 
+from router.engine.adapters import Adapters
 from router.engine.infer import Accepted, Infer
 from router.http.schema import Schema
 from router.http.sse import Frames
@@ -29,12 +30,14 @@ _LAST_YEAR_S = 1e11
 class Begin(Schema):
     """What an answer is drawn from: `root` its ids and seeds, `asked_s` (Unix time) its dates.
 
-    `cached` are the prompt tokens of each choice that were found in the cache, where that is known.
+    `adapter` is the digest of its LoRA adapter, if it has one. `cached` are the prompt tokens of
+    each choice that were found in the cache, where that is known.
     """
 
     root: str = Field(pattern=r"^[0-9a-f]{32}$")
     asked_s: float = Field(ge=0, le=_LAST_YEAR_S)
     fingerprint: str
+    adapter: str | None = None
     cached: list[int | None] = Field(default_factory=list)
 
 
@@ -46,14 +49,24 @@ class StreamState(Schema):
 
 
 class MovingStream:
-    """A stream that may move: frames around an API's own. `state` is what it goes on from.
+    """A stream that may move: frames around an API's own. `state` is what it goes on from, with
+    another adapter of the same name only if it `takes_any`.
 
     Its sequences are submitted by it, before its first event; then it owns their state.
     """
 
-    def __init__(self, begin: Begin, state: StreamState | None) -> None:
+    def __init__(
+        self,
+        begin: Begin,
+        state: StreamState | None,
+        adapters: Adapters,
+        *,
+        takes_any: bool = False,
+    ) -> None:
         self._begin = begin
         self._state = state
+        self._adapters = adapters
+        self._takes_any = takes_any
         self._frames: Frames[Event] | None = None
         self._accepted: list[Accepted] = []
         self._may_move = True
@@ -76,6 +89,11 @@ class MovingStream:
         self._may_move = not any(draw.logprobs.prompt for draw in draws)
         self._cached = [None] * len(draws)
         self._nums_old = [0] * len(draws)
+        adapter = self._adapters.digest_of(draws[0].adapter_id)
+        if self._state is not None and adapter != self._begin.adapter and not self._takes_any:
+            rule = "be that of the adapter here, which has other files"
+            raise InvalidRequest(f"`adapter` must {rule}. Given: {self._begin.adapter}", "adapter")
+        self._begin = self._begin.model_copy(update={"adapter": adapter})
         if self._state is not None:
             draws = self._going_on(draws, self._state)
         self._accepted = infer.submit(draws)

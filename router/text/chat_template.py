@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -241,6 +242,8 @@ class ChatTemplate:
         self._declared_thought = declared_thought(response_template)
         self._control_tokens = control_tokens
         self._workers = WorkerThreads(_NUM_WORKERS, "template")
+        # Of what they are, broken ones too.
+        self.digest = sha256(repr(sorted(templates.items())).encode()).hexdigest()[:16]
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
         self._readings: dict[str, Reading] = {}
         self._verdicts: dict[str, Verdict] = {}

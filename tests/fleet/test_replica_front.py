@@ -194,6 +194,7 @@ async def test_a_stored_response_is_found_at_the_replica_that_has_it(front: Runn
     # The one that is away may have it.
     away = await front.client.get("/v1/responses/resp_2")
     assert (away.status_code, away.headers["retry-after"]) == (503, "1")
+    assert away.json()["error"]["message"].endswith("and one that is away may")
 
 
 async def test_a_replica_that_refuses_for_now_is_passed_over(front: RunningFront) -> None:

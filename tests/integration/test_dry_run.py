@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
-from tests.integration.server import launched
+from tests.integration.server import launched, wait_until_gone
 from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
 from tests.model_server.checkpoint.test_tokenizer_conversion import sentencepiece_folder
 
@@ -203,6 +204,16 @@ def test_a_dry_run_of_what_can_be_served_says_so() -> None:
     meeting = ("--num-shard=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     tried = judge(case, "--dry-run", *meeting)
     assert (tried.is_right, tried.error) == (True, None)
+
+
+def test_a_dry_run_that_is_ended_leaves_nothing_behind() -> None:
+    with launched("--dry-run", wait=False) as server:
+        while len(server.descendants()) < 2:
+            time.sleep(0.01)
+        checks = server.descendants()
+        server.signal(signal.SIGTERM)
+        server.wait()
+        assert wait_until_gone(checks, 5.0) == []
 
 
 @pytest.mark.nightly

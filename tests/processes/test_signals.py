@@ -70,5 +70,17 @@ async def test_a_terminal_that_is_gone_is_no_second_signal(
     assert seen == ([1, 2] if has_second else [1])
 
 
+async def test_the_end_of_the_parent_is_a_signal_the_second_one_behind_another() -> None:
+    nobody = 1 << 30
+    received = Signals(nobody)
+    received.first.set()
+    try:
+        await asyncio.wait_for(received.second.wait(), 30)
+    finally:
+        for signum in stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(signum)
+    assert received.is_orphaned
+
+
 def test_a_terminal_that_is_gone_is_no_matter_to_what_nohup_runs() -> None:
     assert output_after(signal.SIGHUP, "nohup", wait_s=0.3) == "not asked\n"

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +45,13 @@ class RouterProcess:
 
 
 @asynccontextmanager
-async def launched(*flags: str) -> AsyncIterator[RouterProcess]:
-    """A router that may still be starting; killed with the block if it is still there."""
+async def launched(*flags: str, within: Sequence[str] = ()) -> AsyncIterator[RouterProcess]:
+    """A router that may still be starting; killed with the block if it is still there.
+
+    within: a command that runs it; then `process` is that command's
+    """
     process = await asyncio.create_subprocess_exec(
+        *within,
         sys.executable,
         "-m",
         "router",
@@ -75,10 +79,12 @@ async def launched(*flags: str) -> AsyncIterator[RouterProcess]:
 
 
 @asynccontextmanager
-async def serving_http(address: str, tokenizer: Path, *flags: str) -> AsyncIterator[RouterProcess]:
-    """A router that is ready."""
+async def serving_http(
+    address: str, tokenizer: Path, *flags: str, within: Sequence[str] = ()
+) -> AsyncIterator[RouterProcess]:
+    """A router that is ready; see `launched`."""
     named = ("--master-shard-uds-path", address, "--tokenizer-name", str(tokenizer))
-    async with launched(*named, *flags) as router:
+    async with launched(*named, *flags, within=within) as router:
         found = _READY.search(await router.until_logged("ready at"))
         assert found is not None
         router.port = int(found[1])

@@ -131,6 +131,24 @@ async def test_a_second_signal_stops_at_once(tokenizer: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_where_the_launcher_is_gone_nothing_is_waited_for(tokenizer: Path) -> None:
+    """Its shards end with it."""
+    launcher = ("sh", "-c", '"$0" "$@" --parent-pid $$ & wait')
+    shard = FakeShard(num_blocks=1024)
+    shard.faults.delay_s = 0.02
+    async with (
+        serving(shard) as address,
+        serving_http(address, tokenizer, within=launcher) as router,
+    ):
+        running = await stream(router.port, "Hello", 3000)
+        await running.until(b"\n\n")
+        router.process.kill()
+        events = await running.events()
+        assert events[-1]["error"] == "Incomplete generation: the server stopped"
+        await router.until_logged("stopped")
+
+
+@pytest.mark.slow
 async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
     tokenizer: Path,
 ) -> None:

@@ -54,6 +54,24 @@ from tests.router.rig import (
 from tests.router.text.small_tokenizers import byte_fallback, byte_level, save
 
 
+async def test_old_tokens_are_events_again_a_few_in_each_turn_of_the_event_loop() -> None:
+    old_ids = tuple(byte_ids("abc" * 300))
+    request = GenerateRequest(
+        (5,), "", SamplingParams(), StopParams(1000), output_ids=old_ids, is_moved=True
+    )
+    stream = Stream(1, request, byte_tokenizer(), 0.0)
+    first = await stream.take()
+    stream.add(Generation(1, (SampledToken(old_ids[0], -0.5),)), 1.0)
+    rest = await stream.take()
+
+    events = [*first, *rest]
+    assert len(first) == 256
+    assert [each.token.token_id for each in events if isinstance(each, TokenGenerated)] == [
+        *old_ids,
+        old_ids[0],
+    ]
+
+
 @pytest.mark.parametrize("keep", [True, False])
 async def test_the_texts_of_tokens_end_in_the_middle_of_one_where_the_text_does(
     keep: bool, tmp_path: Path

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from tests.fakes import FakeShard
 from tests.integration.server import FRONT_SECRET
 from tests.router.http.harness import House, housing, listening, open_request
 from tests.router.http.test_moving import GENERATE, StreamState, ask
+from tests.router.rig import adapter_folder
 
 BODY: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 6}}
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "stream": True}
@@ -160,6 +162,42 @@ async def test_a_prompt_has_the_dates_of_its_first_replica() -> None:
         ]
 
     assert prompts[0] != prompts[1] == b"29.02.2020 hi"
+
+
+async def test_a_chat_does_not_go_on_behind_another_template() -> None:
+    template = "{{ messages[0].content }}"
+    named: dict[str, Any] = {"front_secret": FRONT_SECRET}
+    async with (
+        housing(shard(), templates={"default": template}, **named) as one,
+        housing(shard(), templates={"default": f"{template}!"}, **named) as other,
+    ):
+        told = await told_by(one, CHAT, CHAT_BODY)
+        refused = await ask(other, CHAT, CHAT_BODY, told)
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "replica_differs")
+
+
+async def test_a_stream_goes_on_with_an_adapter_of_the_same_files_alone(tmp_path: Path) -> None:
+    folder = Path(adapter_folder(tmp_path, "one"))
+    body = {**CHAT_BODY, "model": "one"}
+    shards = [FakeShard(num_blocks=256, max_loras=1) for _ in range(3)]
+    async with (
+        housing(shards[0], front_secret=FRONT_SECRET) as one,
+        housing(shards[1], front_secret=FRONT_SECRET) as same,
+        housing(shards[2], front_secret=FRONT_SECRET) as other,
+    ):
+        for house in (one, same):
+            await house.rig.adapters.load("one", str(folder))
+        (folder / "adapter_config.json").write_text('{"r": 9}')
+        await other.rig.adapters.load("one", str(folder))
+        told = await told_by(one, CHAT, body)
+        taken = await ask(same, CHAT, body, told)
+        refused = await ask(other, CHAT, body, told)
+
+    assert taken.status_code == 200
+    assert b"[DONE]" in taken.content
+    assert refused.status_code == 400
+    assert "`adapter` must be that of the adapter here" in refused.json()["error"]["message"]
 
 
 async def test_a_server_that_stops_leaves_its_streams_to_the_front() -> None:
