@@ -5,20 +5,11 @@
 Both are expressions of `constraints.where`, combined with truth values simplified away. If they are
 equal, the condition is expressed exactly; otherwise the upper one is a mask that is never too
 strict, and the condition is checked afterwards.
-
-Linear sums of measures of holes have ranges:
-
-    2 * len(words(X)) + 1 - Y       scales {words of X: 2, value of Y: -1}, shift 1
-
-With whole numbers they are exact, here and in Python. Python rounds decimals: `is_rounded`.
 """
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
-from types import MappingProxyType
-from typing import Any, assert_never
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import assert_never
 
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.terms import (
@@ -36,7 +27,6 @@ from client.query.conditions.terms import (
 from client.query.conditions.values import Values
 from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
-from constraints.where.terms import Measure
 
 FALSE = where.Constant(False)
 TRUE = where.Constant(True)
@@ -62,124 +52,6 @@ def opposite(expression: where.Expression) -> where.Expression:
         case where.Not(part):
             return part
     return where.Not(expression)
-
-
-Number = int | Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """All numbers from `low` to `high`, both included; None: no bound on that side."""
-
-    low: Number | None = None
-    high: Number | None = None
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it contains exactly one number."""
-        return self.low is not None and self.low == self.high
-
-    def plus(self, other: "Range") -> "Range":
-        """The range of sums."""
-        low = None if self.low is None or other.low is None else self.low + other.low
-        high = None if self.high is None or other.high is None else self.high + other.high
-        return Range(low, high)
-
-    def times(self, number: Number) -> "Range":
-        """The range of multiples; a negative factor swaps the bounds."""
-        if number == 0:
-            return Range(0, 0)
-        low = None if self.low is None else self.low * number
-        high = None if self.high is None else self.high * number
-        return Range(low, high) if number > 0 else Range(high, low)
-
-
-ANY = Range()
-COUNTS = Range(0)
-
-
-# The arithmetic that conditions allow on holes.
-ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A number of an unfinished hole; `measure` None: its decimal value."""
-
-    hole: str
-    measure: Measure | None
-
-    @property
-    def is_count(self) -> bool:
-        """Whether it is a count: a whole number, not negative."""
-        return self.measure not in (None, Measure.INT)
-
-    @property
-    def possible(self) -> Range:
-        """Its range for any text of the hole."""
-        return COUNTS if self.is_count else ANY
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """The sum of each quantity times its scale, and the shift.
-
-    A scale may be zero: a quantity that cancels out still has to be a number.
-    """
-
-    scales: Mapping[Quantity, Number] = field(default_factory=lambda: MappingProxyType({}))
-    shift: Number = 0
-    is_rounded: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is always a whole number."""
-        numbers = (*self.scales.values(), self.shift)
-        are_whole = all(Fraction(number).denominator == 1 for number in numbers)
-        return are_whole and not self.is_rounded and all(q.measure for q in self.scales)
-
-    def calculated(self, symbol: str, other: "Linear") -> "Linear | None":
-        """`self symbol other`; None: not linear."""
-        match symbol:
-            case "+":
-                return self.plus(other)
-            case "-":
-                return self.plus(other.times(-1))
-        if other.scales and self.scales:
-            return None
-        about, number = (self, other) if self.scales else (other, self)
-        is_rounded = about.is_rounded or number.is_rounded
-        return Linear(about.times(number.shift).scales, about.shift * number.shift, is_rounded)
-
-    def plus(self, other: "Linear") -> "Linear":
-        """The sum of both."""
-        scales = dict(self.scales)
-        for quantity, scale in other.scales.items():
-            scales[quantity] = scales.get(quantity, 0) + scale
-        is_rounded = self.is_rounded or other.is_rounded
-        return Linear(MappingProxyType(scales), self.shift + other.shift, is_rounded)
-
-    def times(self, number: Number) -> "Linear":
-        """A multiple."""
-        scales = {quantity: scale * number for quantity, scale in self.scales.items()}
-        return Linear(MappingProxyType(scales), self.shift * number, self.is_rounded)
-
-    @property
-    def range(self) -> Range:
-        """Its range, for any texts of the holes."""
-        found = Range(self.shift, self.shift)
-        for quantity, scale in self.scales.items():
-            found = found.plus(quantity.possible.times(scale))
-        return found
-
-    def without(self, quantity: Quantity) -> "Linear":
-        """The rest of the sum."""
-        scales = {each: scale for each, scale in self.scales.items() if each != quantity}
-        return Linear(MappingProxyType(scales), self.shift, self.is_rounded)
 
 
 @dataclass(frozen=True, slots=True)

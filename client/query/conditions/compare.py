@@ -167,7 +167,7 @@ def _fraction_above(fraction: str) -> str:
 
 FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
 # The server's language has numbers of at most 18 digits, more than any count needs.
-_MAX_BOUND = 10**18 - 1
+MAX_BOUND = 10**18 - 1
 # All substrings of a text are listed if they have at most so many characters together.
 _MAX_SUBSTRINGS_LEN = 20_000
 
@@ -226,7 +226,7 @@ def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
         whole = int(bound)
     if not is_int and (whole < 0 or (whole == 0 and relation in ("<", ">="))):
         return Constant(relation in (">", ">=", "!="))
-    if abs(whole) <= _MAX_BOUND:
+    if abs(whole) <= MAX_BOUND:
         return Compare(measure, Relation(relation), whole)
     if is_int:
         return Matches(numerals_related(relation, Decimal(whole), decimals=False))
@@ -375,15 +375,6 @@ def _substring_of(text: str) -> Expression | None:
     if length * (length + 1) * (length + 2) // 6 > _MAX_SUBSTRINGS_LEN:
         return None
     found = (text[start:end] for start in range(length + 1) for end in range(start, length + 1))
-    return OneOf(tuple(dict.fromkeys(found)))
-
-
-def edges_of(text: str, *, at_end: bool) -> Expression | None:
-    """All prefixes of a text, or all suffixes; None if there are too many."""
-    length = len(text)
-    if length * (length + 1) // 2 > _MAX_SUBSTRINGS_LEN:
-        return None
-    found = (text[cut:] if at_end else text[:cut] for cut in range(length + 1))
     return OneOf(tuple(dict.fromkeys(found)))
 
 

@@ -24,7 +24,6 @@ from types import BuiltinMethodType, MethodType
 from typing import Any
 
 from client.errors import TandemError
-from client.query.conditions.bounds import ARITHMETIC
 from client.query.conditions.operators import (
     OPERATORS,
     PIECES,
@@ -66,6 +65,13 @@ from client.query.errors import BadCondition, Place, ProgramFailed, meant_by, un
 from constraints.where import evaluate as judge
 from constraints.where import terms as where
 from constraints.where.functions import FUNCTIONS, Phrase, Phrases
+
+# The arithmetic that conditions allow on holes.
+ARITHMETIC: Mapping[str, Callable[[Any, Any], object]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
 
 
 def refuse_awaitable(value: object, place: Place | None, shown: str | None = None) -> None:

@@ -1,15 +1,17 @@
 """The kinds of holes, from annotations or conditions: allowed texts, and the value of each text."""
 
 import enum
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType, UnionType
-from typing import Literal, Union, get_args, get_origin, is_typeddict
+from typing import Any, Literal, Union, get_args, get_origin
 
-from client.query.conditions import schemas
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
 from client.query.conditions.operators import operator_of, strings
 from client.query.conditions.terms import Called, Compared, Ref, Term, Value
 from client.query.conditions.values import Finished, is_number
@@ -17,6 +19,7 @@ from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
 
 _MAX_INT_LEN = 4000
+_NO_NAMES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +54,18 @@ class HoleKind:
         return Finished(self.value(text), text, is_mixed=self.is_mixed)
 
 
-def kind_of(annotation: object) -> HoleKind:
-    """The kind of an annotation. Raises BadCondition if it is none."""
+def kind_of(annotation: object, names: Mapping[str, object] = _NO_NAMES) -> HoleKind:
+    """The kind of an annotation; quoted types in it are looked up in `names` and in the modules of
+    their classes. Raises BadCondition if it is none.
+    """
+    if isinstance(annotation, HoleKind):
+        return annotation
     if annotation is None or annotation is str:
         return TEXT
     if isinstance(annotation, str):
         return _pattern(annotation)
     simple = next((kind for kind in (INT, FLOAT, BOOL) if kind.python is annotation), None)
-    return simple or _choice(annotation) or _json(annotation)
+    return simple or _choice(annotation) or _json(annotation, names)
 
 
 def _integer(text: str) -> object:
@@ -117,27 +124,50 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _json(annotation: object) -> HoleKind:
-    """A hole whose text is JSON."""
+def _json(annotation: Any, names: Mapping[str, object]) -> HoleKind:
+    """A hole whose text is JSON: a schema, or any type that pydantic has a schema of."""
     if isinstance(annotation, Mapping):
-        return HoleKind("JSON", None, schemas.loaded, None, schema=dict(annotation))
+        return HoleKind("JSON", None, json.loads, None, schema=dict(annotation))
     name = getattr(annotation, "__name__", str(annotation))
-    is_known = is_dataclass(annotation) or is_typeddict(annotation) or schemas.is_model(annotation)
-    if not is_known and not schemas.is_container(annotation):
-        raise BadCondition(
-            f"`{name}` is no type of a hole: int, float, bool, str, a pattern, a list of strings,"
-            " a Literal, an Enum, a dataclass, a TypedDict, a pydantic model, T | None, list[...],"
-            " tuple[...], dict[...], or a JSON schema as a dict"
-        )
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        adapter.rebuild(force=True, _types_namespace=dict(names))
+        schema = adapter.json_schema()
+    except (PydanticUserError, NameError, SyntaxError, TypeError) as error:
+        why = str(error).split("\n")[0].split(". Set `arbitrary")[0]
+        raise BadCondition(f"`{name}` is no type of a hole, and none of JSON: {why}") from error
     origin = get_origin(annotation)
     python = None if origin in (Union, UnionType) else origin or annotation
     return HoleKind(
         f"a {name}",
         None,
-        lambda text: schemas.value(annotation, text),
+        partial(_validated, adapter),
         python if isinstance(python, type) else None,
-        schema=schemas.schema(annotation),
+        schema=_closed(schema),
     )
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, its objects without other keys than they declare: else models write on."""
+    closed = {
+        key: _closed(value) if isinstance(value, dict) else value for key, value in schema.items()
+    }
+    if schema.get("type") == "object" and "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    for key in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(schema.get(key), list):
+            closed[key] = [_closed(each) for each in schema[key]]
+    return closed
+
+
+def _validated(adapter: TypeAdapter[Any], text: str) -> object:
+    """The value of a JSON text. Raises ValueError, and errors of the type's own code."""
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from error
 
 
 TEXT = HoleKind("text", None, str, str)

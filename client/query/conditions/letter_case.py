@@ -10,8 +10,7 @@ begins with "S" for `ßa`.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -26,15 +25,19 @@ _MAX_LEN = 20_000
 MAX_LETTERS = _MAX_LEN // 3
 # Beyond these two planes Unicode has no letters with two cases.
 _END_OF_LETTERS = 0x20000
-_NOTHING = "(?!)"
 _ANYTHING = "(?s:.*)"
-# A character becomes at most three, so a part of them is at most two.
+# A character becomes at most three letters, so those of it that match partly are at most two.
+_MOST_LETTERS = 3
 _PARTS = (1, 2)
+
+
+class _Inexpressible(Exception):
+    """A text with a sigma, or a pattern that is too long."""
 
 
 def one_of(fold: str, texts: Collection[str]) -> Expression | None:
     """Pattern of texts that convert to one of these; None: not expressible."""
-    return _any_of(texts, lambda text: [_pattern(fold, text)])
+    return _any_of(texts, lambda text: _exactly(fold, text))
 
 
 def beginning_with(fold: str, texts: Collection[str]) -> Expression | None:
@@ -50,16 +53,16 @@ def ending_with(fold: str, texts: Collection[str]) -> Expression | None:
 def containing(fold: str, text: str) -> Expression | None:
     """Pattern of texts that convert to a text containing this one; None: not expressible."""
 
-    def ways(text: str) -> list[str | None]:
-        inside = _sources(fold).that_hold(text)
-        return [*_tails(fold, text, _heads), _set(inside)]
+    def ways(text: str) -> list[str]:
+        inside = _partly(fold, text, lambda letters, text: text in letters[1:-1])
+        return [*_tails(fold, text, _heads), *inside]
 
     return _any_of((text,), ways, before=_ANYTHING, behind=_ANYTHING)
 
 
 def _any_of(
     texts: Collection[str],
-    ways: Callable[[str], list[str | None]],
+    ways: Callable[[str], Iterable[str]],
     *,
     before: str = "",
     behind: str = "",
@@ -67,14 +70,11 @@ def _any_of(
     """The alternation of all ways for all texts; None if one is not expressible."""
     if sum(map(len, texts)) > MAX_LETTERS:
         return None
-    patterns: list[str] = []
-    for text in texts:
-        for pattern in ways(text):
-            if pattern is None:
-                return None
-            if pattern != _NOTHING:
-                patterns.append(pattern)
-    whole = "|".join(dict.fromkeys(patterns))
+    try:
+        patterns = dict.fromkeys(pattern for text in texts for pattern in ways(text))
+    except _Inexpressible:
+        return None
+    whole = "|".join(patterns)
     if len(whole) > _MAX_LEN:
         return None
     if not patterns:
@@ -82,123 +82,82 @@ def _any_of(
     return Matches(f"{before}(?:{whole}){behind}" if before or behind else whole)
 
 
-def _exactly(fold: str, text: str) -> list[str | None]:
-    return [_pattern(fold, text)]
+# Each returns the alternatives; an empty list: no text converts so.
 
 
-def _heads(fold: str, text: str) -> list[str | None]:
-    """Patterns of texts that convert to this one, possibly with more behind it."""
-    ways = [_pattern(fold, text)]
+def _exactly(fold: str, text: str) -> list[str]:
+    if fold == "lower" and _SIGMAS & set(text):
+        raise _Inexpressible
+    behind = ""
+    # By where the rest of the text begins, up to the next place that no character crosses.
+    ways = {len(text): ""}
+    for start in reversed(range(len(text))):
+        options = [
+            f"[{re.escape(chars)}]{ways[end]}"
+            for end in range(start + 1, start + 1 + _MOST_LETTERS)
+            if end in ways and (chars := _sources(fold, text[start:end]))
+        ]
+        if options:
+            ways[start] = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
+            if len(ways[start]) > _MAX_LEN:
+                raise _Inexpressible
+        if not _is_crossed(fold, text, start):
+            if not options:
+                return []
+            behind = ways[start] + behind
+            ways = {start: ""}
+    return [behind]
+
+
+def _heads(fold: str, text: str) -> list[str]:
+    """Of texts that convert to this one, possibly with more behind it."""
+    ways = _exactly(fold, text)
     for size in _PARTS[: len(text)]:
-        chars = _sources(fold).that_begin(text[-size:])
-        ways.append(_joined(_pattern(fold, text[:-size]), _set(chars)))
+        last = _partly(fold, text[-size:], str.startswith)
+        ways += [way + chars for chars in last for way in _exactly(fold, text[:-size])]
     return ways
 
 
-def _tails(fold: str, text: str, rest: Callable[[str, str], list[str | None]]) -> list[str | None]:
-    """Patterns of texts that convert to this one, possibly with more before it; then the rest."""
+def _tails(fold: str, text: str, rest: Callable[[str, str], list[str]]) -> list[str]:
+    """Of texts that convert to this one, possibly with more before it; then the rest."""
     ways = rest(fold, text)
     for size in _PARTS[: len(text)]:
-        chars = _set(_sources(fold).that_end(text[:size]))
-        ways += [_joined(chars, way) for way in rest(fold, text[size:])]
+        first = _partly(fold, text[:size], str.endswith)
+        ways += [chars + way for chars in first for way in rest(fold, text[size:])]
     return ways
 
 
-def _joined(one: str | None, other: str | None) -> str | None:
-    if _NOTHING in (one, other):
-        return _NOTHING
-    return None if one is None or other is None else one + other
+def _sources(fold: str, letters: str) -> str:
+    """The characters that convert to exactly these letters."""
+    itself = letters if len(letters) == 1 and FOLDS[fold](letters) == letters else ""
+    return itself + _changed(fold).get(letters, "")
 
 
-def _set(chars: str) -> str:
-    return f"[{''.join(map(re.escape, chars))}]" if chars else _NOTHING
+def _is_crossed(fold: str, text: str, place: int) -> bool:
+    """Whether a character converts to letters of the text on both sides of a place."""
+    return any(
+        _sources(fold, text[start:end])
+        for start in range(max(place - 2, 0), place)
+        for end in range(place + 1, start + 1 + _MOST_LETTERS)
+        if end <= len(text)
+    )
 
 
-def _pattern(fold: str, text: str) -> str | None:
-    """Pattern of the texts that convert to one text; _NOTHING: there is none."""
-    if fold == "lower" and _SIGMAS & set(text):
-        return None
-    sources = _sources(fold)
-    pieces = []
-    start = 0
-    while start < len(text):
-        end = _end_of_group(text, start, sources)
-        found = _ways(text[start:end], sources)
-        if len(found) > _MAX_LEN:
-            return None
-        pieces.append(found)
-        start = end
-    return _NOTHING if _NOTHING in pieces else "".join(pieces)
-
-
-def _end_of_group(text: str, start: int, sources: "_Sources") -> int:
-    """The next boundary that no character's conversion crosses."""
-    at = start
-    end = start + 1
-    while at < end:
-        lengths = (length for length in (2, 3) if sources.of(text[at : at + length]))
-        end = max(end, *(min(at + length, len(text)) for length in lengths), at + 1)
-        at += 1
-    return end
-
-
-def _ways(group: str, sources: "_Sources") -> str:
-    """Pattern of all sources of a few letters."""
-    ways = ["", *[_NOTHING] * len(group)]  # by how many letters are there
-    for end in range(1, len(group) + 1):
-        options = []
-        for length in range(1, min(end, 3) + 1):
-            chars = sources.of(group[end - length : end])
-            before = ways[end - length]
-            if chars and before != _NOTHING:
-                options.append(before + _set(chars))
-        if options:
-            ways[end] = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
-        if len(ways[end]) > _MAX_LEN:
-            return ways[end]
-    return ways[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """The sources of letters.
-
-    changed: by letters, the characters that become them; several: those of two letters and three
-    """
-
-    changed: Mapping[str, str]
-    several: Mapping[str, str]
-    vanishing: frozenset[str]
-
-    def of(self, letters: str) -> str:
-        """The characters that convert to exactly these letters."""
-        itself = letters if len(letters) == 1 and letters not in self.vanishing else ""
-        return itself + self.changed.get(letters, "")
-
-    def that_begin(self, letters: str) -> str:
-        """The characters that convert to these letters and more behind them."""
-        return self._that(lambda whole: whole != letters and whole.startswith(letters))
-
-    def that_end(self, letters: str) -> str:
-        """The characters that convert to these letters and more before them."""
-        return self._that(lambda whole: whole != letters and whole.endswith(letters))
-
-    def that_hold(self, letters: str) -> str:
-        """The characters that convert to these letters with others on both sides."""
-        return self._that(lambda whole: letters in whole[1:-1])
-
-    def _that(self, fits: Callable[[str], bool]) -> str:
-        return "".join(chars for whole, chars in self.several.items() if fits(whole))
+def _partly(fold: str, part: str, has: Callable[[str, str], bool]) -> list[str]:
+    """The characters that convert to more letters than this part, as at most one alternative."""
+    changed = _changed(fold).items()
+    chars = "".join(
+        chars for letters, chars in changed if len(letters) > len(part) and has(letters, part)
+    )
+    return [f"[{re.escape(chars)}]"] if chars else []
 
 
 @lru_cache(maxsize=2)
-def _sources(fold: str) -> _Sources:
+def _changed(fold: str) -> Mapping[str, str]:
+    """By letters, the other characters that become them."""
     changed: dict[str, str] = {}
-    vanishing: set[str] = set()
     for char in map(chr, range(_END_OF_LETTERS)):
         letters = FOLDS[fold](char)
         if letters != char:
             changed[letters] = changed.get(letters, "") + char
-            vanishing.add(char)
-    several = {letters: chars for letters, chars in changed.items() if len(letters) > 1}
-    return _Sources(changed, several, frozenset(vanishing))
+    return MappingProxyType(changed)

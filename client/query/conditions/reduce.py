@@ -4,11 +4,12 @@ Parts that are not expressible or not known yet have the bounds False and True: 
 other parts, `or` becomes open, and `not` swaps the bounds. Comparisons are translated by the kinds
 of their sides:
 
-side:  constant | hole, or a measure of it | uncounted parts | sum of measures (sums.py)
+side:  constant | hole, or a measure of it | uncounted parts | sum of a measure and numbers
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from decimal import Decimal
 
 from client.query.conditions import compare
 from client.query.conditions.bounds import (
@@ -25,7 +26,7 @@ from client.query.conditions.bounds import (
     require_text,
 )
 from client.query.conditions.evaluate import as_condition, evaluate, operand
-from client.query.conditions.kinds import HoleKind
+from client.query.conditions.kinds import INT, HoleKind
 from client.query.conditions.letter_case import (
     FOLDS,
     MAX_LETTERS,
@@ -42,7 +43,6 @@ from client.query.conditions.operators import (
     strings,
     text_term,
 )
-from client.query.conditions.sums import sums_compared
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -150,16 +150,68 @@ def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
     return _TextParts(name, written(term))
 
 
-def _are_sums(term: Compared, current: CurrentHole) -> bool:
-    """Whether a side is arithmetic, or mentions future holes."""
-    is_calculated = any(isinstance(side, Calculated) for side in (term.left, term.right))
-    return is_calculated or not names_of(term) <= {current.name, *current.values}
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """`scale * measure of the hole + shift`, in whole numbers; `measure` None: a number alone."""
+
+    measure: where.Measure | None
+    scale: int
+    shift: int
+
+
+def _sum_of(term: Term, current: CurrentHole) -> _Sum | None:
+    """A side of a comparison as a sum; None: it is none, or has a future hole."""
+    if current.name not in names_of(term):
+        number = bare(operand(term, current.values))
+        return _Sum(None, 0, number) if isinstance(number, int) else None
+    if isinstance(term, Calculated):
+        left = _sum_of(term.left, current)
+        right = _sum_of(term.right, current)
+        return None if left is None or right is None else _joined_sum(left, term.symbol, right)
+    match _side(term, current):
+        case _Comparable(where.Measure() as measure):
+            return _Sum(measure, 1, 0)
+        case _Comparable("hole") if current.kind.name == INT.name:
+            return _Sum(where.Measure.INT, 1, 0)
+    return None
+
+
+def _joined_sum(left: _Sum, symbol: str, right: _Sum) -> _Sum | None:
+    if symbol == "*":
+        about, factor = (left, right) if right.measure is None else (right, left)
+        if factor.measure is not None:
+            return None
+        return _Sum(about.measure, about.scale * factor.shift, about.shift * factor.shift)
+    if left.measure is not None and right.measure not in (None, left.measure):
+        return None
+    sign = -1 if symbol == "-" else 1
+    scale = left.scale + sign * right.scale
+    return _Sum(left.measure or right.measure, scale, left.shift + sign * right.shift)
+
+
+def _sums_compared(term: Compared, current: CurrentHole) -> Bounds:
+    """The bounds from `2 * len(X) + 1 < n`; open for anything but whole numbers of one measure."""
+    left = _sum_of(term.left, current)
+    right = _sum_of(term.right, current)
+    if left is None or right is None or term.relation not in compare.FLIPPED:
+        return OPEN
+    found = _joined_sum(left, "-", right)
+    if found is None or found.measure is None or found.scale == 0:
+        return OPEN
+    relation = term.relation if found.scale > 0 else compare.FLIPPED[term.relation]
+    bound, rest = divmod(-found.shift, found.scale)
+    if rest and abs(bound) > compare.MAX_BOUND:
+        return OPEN
+    # Between two whole numbers any bound says the same.
+    number = Decimal(bound) + Decimal("0.5") if rest else bound
+    return exactly(compare.measured(found.measure, relation, number, term.place))
 
 
 def compared(term: Compared, current: CurrentHole) -> Bounds:
     """The bounds from a comparison. Raises BadCondition."""
-    sums = sums_compared(term, current) if _are_sums(term, current) else None
-    return _compared(term, current) if sums is None else sums
+    are_sums = any(isinstance(side, Calculated) for side in (term.left, term.right))
+    is_about = current.name in names_of(term)
+    return (_sums_compared if are_sums and is_about else _compared)(term, current)
 
 
 def _compared(term: Compared, current: CurrentHole) -> Bounds:
@@ -353,7 +405,7 @@ def _condition(term: Called, current: CurrentHole) -> Bounds:
     if fold is not None and is_known:
         return exactly(_folded(fold, name, [bare(value) for value in known], term.place))
     if not is_about_hole:
-        return _edge_of_known(name, operand(about, current.values), others, current)
+        return OPEN
     require_text(name, current.kind, term.place)
     if not is_known:
         return OPEN
@@ -369,15 +421,3 @@ def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> wher
         case where.EndsWith(phrases):
             return ending_with(fold, phrases)
     return None
-
-
-def _edge_of_known(
-    name: str, about: object, others: Sequence[Term], current: CurrentHole
-) -> Bounds:
-    """`starts_with(Y, X)`: the hole is a prefix of a known text."""
-    text = compare.text_of(about)
-    is_hole = len(others) == 1 and isinstance(others[0], Ref) and others[0].name == current.name
-    if name not in ("starts_with", "ends_with") or text is None or not is_hole:
-        return OPEN
-    said = compare.edges_of(text, at_end=name == "ends_with")
-    return exactly(said) if said else Bounds(FALSE, compare.around_substrings(text))

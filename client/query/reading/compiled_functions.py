@@ -1,13 +1,11 @@
 """Compiles the functions of a rewritten program, with their globals and closures.
 
 Calls are the functions that they call besides their Context. Places are passed as numbers, since
-code objects can only contain constants. Quoted types (`[X: list["Node"]]`) are resolved here, since
-Python would look for classes that are local to one run in a module.
+code objects can only contain constants.
 """
 
 import ast
 import builtins
-import inspect
 import linecache
 import re
 import sys
@@ -15,19 +13,18 @@ import types
 import weakref
 import zlib
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import iscoroutine
 from itertools import islice
 from pathlib import Path
 from types import FrameType, MappingProxyType, NoneType
-from typing import Any, ForwardRef, Literal, get_args, get_origin, is_typeddict
+from typing import Any
 
 from client.calls import MAX_VALUES
 from client.query.conditions import build
-from client.query.conditions.schemas import hints_of
+from client.query.conditions.kinds import kind_of
 from client.query.conditions.terms import Term
 from client.query.errors import BadCondition, BadProgram, Place, Source
 from client.query.program import (
@@ -40,67 +37,11 @@ from client.query.program import (
     PromptCondition,
     Subquery,
 )
-from client.query.reading import program_text
 from client.query.reading.clauses import Layout
 from client.query.reading.enclosing import Enclosing, LateNames
 from client.query.reading.nodes import PLACED, Nodes, captured
 from client.query.reading.rewriting import MAKE, Surroundings, rewrite_program
 from client.query.reading.text import Text
-
-
-def resolve_quoted_types(kind: object, names: Mapping[str, object]) -> object:
-    """A hole's type with quoted names resolved in `names`, also in the program's own classes in it.
-
-    Raises BadCondition.
-    """
-    kind = _without_quotes(kind, names)
-    seen: set[int] = set()
-    left = [kind]
-    while left:
-        each = left.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        left.extend(get_args(each))
-        for owner in _own(each):
-            _find(owner, names)
-            left.extend(owner.__annotations__.values())
-    return kind
-
-
-def _without_quotes(kind: object, names: Mapping[str, object]) -> object:
-    """A generic type such as list["Node"] with resolved names. A string that is the whole type of a
-    hole is a pattern.
-    """
-    if not any(isinstance(each, str | ForwardRef) for each in _parts(kind)):
-        return kind
-    alone = type(str(kind), (), {"__annotations__": {"kind": kind}})
-    return hints_of(alone, names)["kind"]
-
-
-def _parts(kind: object) -> Iterator[object]:
-    """All types in a type, recursively."""
-    for each in () if get_origin(kind) is Literal else get_args(kind):
-        yield each
-        yield from _parts(each)
-
-
-def _own(kind: object) -> Iterator[type]:
-    """The type and its base classes, if the program defines them."""
-    if isinstance(kind, type) and (is_dataclass(kind) or is_typeddict(kind)):
-        for each in kind.__mro__:
-            if each.__module__ == program_text.__name__:
-                yield each
-
-
-def _find(owner: Any, names: Mapping[str, object]) -> None:
-    """Resolve the field types of a class; an unknown one stays, and the hole's plan reports it."""
-    own = inspect.get_annotations(owner)
-    for name, said in own.items():
-        alone = type(owner.__name__, (), {"__annotations__": {name: said}})
-        with suppress(BadCondition):
-            own[name] = hints_of(alone, names)[name]
-    owner.__annotations__ = own
 
 
 class Calls:
@@ -174,14 +115,15 @@ class Calls:
         program = _program_of(value)
         if program is not None:
             return Subquery(program)
-        if value is None:
-            # As in annotations, None means its type.
-            return NoneType
         try:
+            # As in annotations, None means its type.
             names = ChainMap(body.f_locals, self._around, body.f_globals)
-            return resolve_quoted_types(value, names)
+            value = NoneType if value is None else value
+            kind = kind_of(value, names)
         except BadCondition as error:
             raise BadCondition(error.message, self._places[number], self._source) from error
+        # The names that a type of JSON has in quotes are those of this run.
+        return value if kind.schema is None else kind
 
     def support(self, number: int, name: str, values: object) -> tuple[str, ...]:
         """The values of a distribution. Raises BadProgram."""

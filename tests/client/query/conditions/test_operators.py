@@ -221,18 +221,6 @@ def test_a_short_text_around_the_hole_lists_its_pieces() -> None:
     )
 
 
-def test_the_hole_is_how_an_earlier_one_begins_or_ends() -> None:
-    beginnings = ["cat or dog"[:cut] for cut in range(11)]
-    ends = ["cat or dog"[cut:] for cut in range(11)]
-
-    assert planned("starts_with(Y, X)").constraint == Constraint("where", any_of(beginnings))
-    assert planned("ends_with(Y, X)").constraint == Constraint("where", any_of(ends))
-
-
-def any_of(texts: list[str]) -> str:
-    return "X in [" + ", ".join(f'"{text}"' for text in texts) + "]"
-
-
 def test_functions_that_raise_on_a_text_are_left_to_the_end() -> None:
     made = planned("X in ['a', 'b'] and X.index('a') == 0")
 

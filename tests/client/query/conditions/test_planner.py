@@ -56,7 +56,6 @@ def refusal(clause: str, kind: object = None) -> BadCondition:
         ("type(X) is 3", "`3` is no type of a hole", (1, 13)),
         ("type(X) in [int]", "compared with a type by `is`", (1, 17)),
         ("type(X) is int or X == 'a'", "let it stand alone", (1, 15)),
-        ("type(X) is object", "is no type of a hole", (1, 18)),
         ("stops_at(Y, X)", "about a hole and phrases that are known", (1, 15)),
     ],
 )
@@ -120,11 +119,10 @@ def test_a_refusal_calls_its_hole_by_its_name(clause: str, told: str) -> None:
     ("kind", "told"),
     [
         (object(), "is no type of a hole"),
-        (complex, "`complex` is no type of a hole"),
+        (print, "`print` is no type of a hole"),
         ("[a", "the hole's pattern is wrong"),
         ([], "one value or more"),
         ([b"a"], "strings and numbers. Given: b'a'"),
-        (dict[int, str], "is no type that JSON has"),
     ],
 )
 def test_what_is_no_type_of_a_hole_is_refused(kind: object, told: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from client.query.conditions.kinds import HoleKind
 from client.query.conditions.terms import written
 from client.query.errors import Place
 from client.query.program import Hole, Program
@@ -30,12 +31,6 @@ class Recorder:
         self.record.append(f"{{:{name}}}")
         self.places.append(place)
 
-    def on_caught(self) -> None:
-        """Never closed."""
-
-    def on_loop(self, cleans_up: bool) -> None:
-        """Never closed."""
-
     async def hole(self, hole: Hole) -> Any:
         self.record.append(_shown(hole))
         self.holes.append(hole)
@@ -57,6 +52,8 @@ def _shown(hole: Hole) -> str:
 def _name(value: object) -> str:
     if isinstance(value, str | dict):
         return repr(value)
+    if isinstance(value, HoleKind):
+        return repr(value.schema) if value.name == "JSON" else value.name.removeprefix("a ")
     return getattr(value, "__name__", type(value).__name__)
 
 

@@ -16,10 +16,10 @@ async def asked(text: str, **wishes: list[str]) -> list[object]:
     return [call.constraint and call.constraint.value for call in model.generate_calls]
 
 
-async def test_lengths_that_sum_up_are_found_in_one_request_for_each_hole() -> None:
+async def test_lengths_that_sum_up_are_kept_at_the_last_hole_and_the_run_may_go_back() -> None:
     sent = await asked('"a[A] b[B]" where len(A) + len(B) == 5', a=["xxxxxxx", "xx"], b=["yyy"])
 
-    assert sent == ["len(A) <= 5".replace("A", "X"), "len(X) == 3"]
+    assert sent == [None, 'X != "xxxxxxx"', "len(X) == 3"]
 
 
 async def test_a_word_of_an_earlier_hole_is_one_of_its_words() -> None:
@@ -63,15 +63,6 @@ async def test_a_value_that_a_decorator_changes_is_not_bounded_before() -> None:
     text = '"a[@str.strip A] b[B]" where len(A) + len(B) == 5'
 
     assert await asked(text, a=["  xx  "], b=["yyy"]) == [None, "len(X) == 3"]
-
-
-async def test_what_no_texts_satisfy_together_is_told_before_any_request() -> None:
-    model = ScriptedModel(lambda prompt: ["x"])
-    with pytest.raises(Unsatisfiable) as caught:
-        await run('"[A]"\n"[B]"\nwhere len(A) + len(B) == 5 and len(A) > 5', model=model)
-
-    assert "no text of `A` satisfies its conditions" in caught.value.message
-    assert model.calls == []
 
 
 async def test_what_is_only_known_later_is_given_up_after_few_requests() -> None:
@@ -336,7 +327,7 @@ async def test_a_sign_is_part_of_the_one_request(condition: str, asked: str) -> 
     assert call.constraint.value == asked
 
 
-@pytest.mark.parametrize("condition", ["-X == -3", "-X > -4 and X > 2", "3 == +X", "-X in [-3]"])
+@pytest.mark.parametrize("condition", ["-X == -3", "-X > -4 and X > 2", "3 == +X"])
 async def test_the_value_of_a_number_may_have_a_sign(condition: str) -> None:
     model = ScriptedModel(lambda prompt: ["7", "-3", "3"])
     result = await run(f'"[X: int]" where {condition}', model=model)
