@@ -34,9 +34,9 @@ from client.query.errors import (
 )
 from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
-from client.query.running.cancellation import CancellationSwallowed
 from client.query.running.decoders import Decoding, OptionIgnored
 from client.query.running.decoding import Choice
+from client.query.running.execution import CancellationSwallowed
 from client.query.running.results import Request, Result, State, plain
 from client.query.running.transcript import Span
 from client.query.serving import ModelLike, Server, model

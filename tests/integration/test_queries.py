@@ -300,7 +300,9 @@ def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
 
 
 def test_lengths_that_sum_up_over_holes_take_one_request_for_each(server: RunningServer) -> None:
-    text = 'argmax\n    "A fox[A] and a goat[B]."\nwhere len(A) + len(B) == 9 and 2 * len(A) > 9'
+    text = (
+        'argmax\n    "A fox[A] and a goat[B]."\nwhere len(A) + len(B) == 9 and 9 < 2 * len(A) <= 18'
+    )
     result = run_sync(text, model=server.url)
 
     lengths = [len(str(result[name])) for name in "AB"]

@@ -11,6 +11,7 @@ A Python value among the parts works as in Python: a false one ends an `and`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from client.query.conditions.evaluate import refuse_awaitable
 from client.query.conditions.operators import PIECES
@@ -33,7 +34,7 @@ from client.query.errors import Place
 _TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)
 
 
-def term(value: object, place: Place | None = None) -> Term:
+def term(place: Place | None, value: object) -> Term:
     """A term unchanged, anything else as a Value."""
     if isinstance(value, _TERMS):
         return value
@@ -50,7 +51,7 @@ def all_(place: Place, *parts: Callable[[], object]) -> Term:
     """`and`."""
     held: list[Term] = []
     for part in parts:
-        made = term(part(), place)
+        made = term(place, part())
         if isinstance(made, Value):
             if not made.value:
                 return Value(False)
@@ -63,7 +64,7 @@ def any_(place: Place, *parts: Callable[[], object]) -> Term:
     """`or`."""
     held: list[Term] = []
     for part in parts:
-        made = term(part(), place)
+        made = term(place, part())
         if isinstance(made, Value):
             if made.value:
                 return Value(True)
@@ -82,17 +83,17 @@ def _joined(
 
 def not_(place: Place, part: object) -> Term:
     """`not`."""
-    made = term(part, place)
+    made = term(place, part)
     return Value(not made.value) if isinstance(made, Value) else Not(made, place)
 
 
 def compare(place: Place, left: object, relation: str, right: object) -> Term:
-    return Compared(term(left, place), relation, term(right, place), place)
+    return Compared(term(place, left), relation, term(place, right), place)
 
 
 def calculated(place: Place, left: object, symbol: str, right: object, text: str) -> Term:
     """One arithmetic operation. Raises BadCondition for words(X) and the like."""
-    sides = term(left, place), term(right, place)
+    sides = term(place, left), term(place, right)
     for side in sides:
         if isinstance(side, Called) and side.operator.lower() in PIECES:
             raise uncounted_parts(written(side), place)
@@ -101,7 +102,7 @@ def calculated(place: Place, left: object, symbol: str, right: object, text: str
 
 def called(place: Place, operator: str, *arguments: object) -> Term:
     """An operator of the language."""
-    return Called(operator, tuple(term(argument, place) for argument in arguments), place)
+    return Called(operator, tuple(term(place, argument) for argument in arguments), place)
 
 
 def opaque(
@@ -109,3 +110,23 @@ def opaque(
 ) -> Term:
     """Any other Python expression about holes."""
     return Opaque(names, function, place, text)
+
+
+class _Zero(int):
+    """The zero in `0 - X` for `-X`: a sign is arithmetic on holes, and has its Python meaning for
+    other values.
+    """
+
+    def __add__(self, other: Any) -> Any:
+        return +other
+
+    def __sub__(self, other: Any) -> Any:
+        return -other
+
+
+_ZERO = _Zero()
+
+
+def signed(place: Place, symbol: str, operand: object, text: str) -> Term:
+    """`-X` or `+X`."""
+    return calculated(place, _ZERO, symbol, operand, text)

@@ -18,8 +18,6 @@ from client.query.reading.nodes import (
     Nodes,
     check_is_free,
     expression,
-    names_bound,
-    names_used,
     own_scope,
     statements,
 )
@@ -149,19 +147,15 @@ class Body:
                     )
 
     def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Refuse a string with a hole in a function if it is no docstring, or if the function uses
-        the hole's name: it was meant as a prompt, too. Decorated functions are not checked."""
-        used = names_used(function).keys()
-        known = names_bound(function.body) | self.holes
-        known |= {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+        """Refuse a prompt in a function, but in its docstring. Decorated ones may be queries."""
         for node in own_scope(function.body):
             found = self._string_at(node)
             if found is None:
                 continue
-            holes = set(HOLE.findall(found[1].value.code))
             is_docstring = node is function.body[0] and len(function.body) > 1
-            is_lost = bool(holes) and not is_docstring and not function.decorator_list
-            if found[1].where or found[1].distribution or holes & (used - known) or is_lost:
+            has_hole = HOLE.search(found[1].value.code) is not None
+            is_lost = has_hole and not is_docstring and not function.decorator_list
+            if found[1].where or found[1].distribution or is_lost:
                 raise self._text.bad(
                     "a prompt in a function that the program defines; prompts stand in the "
                     "program itself, or in a query of their own",

@@ -25,7 +25,6 @@ from typing import Any
 from client.calls import MAX_VALUES
 from client.query.conditions import build
 from client.query.conditions.kinds import kind_of
-from client.query.conditions.terms import Term
 from client.query.errors import BadCondition, BadProgram, Place, Source
 from client.query.program import (
     Condition,
@@ -150,40 +149,6 @@ class Calls:
     def model(self, number: int, value: object) -> ModelClause:
         return ModelClause(value, self._places[number])
 
-    # Conditions
-
-    def ref(self, number: int, name: str) -> Term:
-        return build.ref(self._places[number], name)
-
-    def all_(self, number: int, *parts: Callable[[], object]) -> Term:
-        return build.all_(self._places[number], *parts)
-
-    def any_(self, number: int, *parts: Callable[[], object]) -> Term:
-        return build.any_(self._places[number], *parts)
-
-    def not_(self, number: int, part: object) -> Term:
-        return build.not_(self._places[number], part)
-
-    def compare(self, number: int, left: object, relation: str, right: object) -> Term:
-        return build.compare(self._places[number], left, relation, right)
-
-    def calculated(self, number: int, left: object, symbol: str, right: object, text: str) -> Term:
-        return build.calculated(self._places[number], left, symbol, right, text)
-
-    def signed(self, number: int, symbol: str, operand: object, text: str) -> Term:
-        return build.calculated(self._places[number], _ZERO, symbol, operand, text)
-
-    def called(self, number: int, operator: str, *arguments: object) -> Term:
-        return build.called(self._places[number], operator, *arguments)
-
-    def opaque(
-        self, number: int, names: tuple[str, ...], function: Callable[..., object], text: str
-    ) -> Term:
-        return build.opaque(self._places[number], names, function, text)
-
-    def term(self, number: int, value: object) -> Term:
-        return build.term(value, self._places[number])
-
     def prompt_condition(
         self,
         condition: Condition,
@@ -191,21 +156,6 @@ class Calls:
         variables: tuple[tuple[str, Callable[[], object]], ...],
     ) -> PromptCondition:
         return PromptCondition(condition, frozenset(here), variables)
-
-
-class _Zero(int):
-    """The zero in `0 - X` for `-X`: a sign is arithmetic on holes, and has its Python meaning for
-    other values.
-    """
-
-    def __add__(self, other: Any) -> Any:
-        return +other
-
-    def __sub__(self, other: Any) -> Any:
-        return -other
-
-
-_ZERO = _Zero()
 
 
 def _program_of(value: object) -> Program | None:
@@ -260,11 +210,11 @@ def compile_program(
     calls = Calls(text.source, nodes.places, around_it)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
-    made_ = defined[MAKE](calls, *(values.get(name) for name in names))
+    made_ = defined[MAKE](calls, build, *(values.get(name) for name in names))
     functions = iter([_bound(function, around, scope) for function in made_])
     body = next(functions)
     _shown(text.source, filename, body)
-    taking = _taking(body, next(functions))
+    taking = _taking(body, around)
     decoder = next(functions) if program.has_decoder else None
     model = next(functions) if program.has_model else None
     return Program(
@@ -301,12 +251,15 @@ def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callabl
     return called
 
 
-def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[..., Any]:
-    """Wraps the body so that `take` checks the arguments first: Python reports wrong ones."""
+def _taking(body: types.FunctionType, around: Surroundings) -> Callable[..., Any]:
+    """Wraps the body: an error about wrong arguments does not count its context."""
 
     @wraps(body)
     def called(context: object, /, *arguments: object, **keywords: object) -> Any:
-        take(*arguments, **keywords)
+        try:
+            around.parameters.bind(*arguments, **keywords)
+        except TypeError as error:
+            raise TypeError(f"{around.name}() {error}") from None
         return body(context, *arguments, **keywords)
 
     return called

@@ -10,9 +10,10 @@ from typing import TypeVar
 from client.query.errors import BadProgram, Place
 from client.query.reading.text import Fragment, SourceSpan, Text
 
-# The names of the two helpers in generated code; holes cannot have them. They end with underscores,
+# The names of the helpers in generated code; holes cannot have them. They end with underscores,
 # so Python does not mangle them in classes.
 CALLS = "__tandem"
+BUILD = "__tandem_build"
 CONTEXT = "__tandem_context__"
 
 NodeT = TypeVar("NodeT", bound=ast.AST)
@@ -51,6 +52,11 @@ class Nodes:
     def call(self, method: str, span: SourceSpan, *arguments: ast.expr) -> ast.expr:
         """A call of `Calls`; its first argument is the number of the place."""
         return self.at(plain_call(CALLS, method, [self.number(span), *arguments]), span)
+
+    def term(self, function: str, span: SourceSpan, *arguments: ast.expr) -> ast.expr:
+        """A call of a function of `conditions/build.py`, with its place."""
+        place = plain_call(CALLS, "place", [self.number(span)])
+        return self.at(plain_call(BUILD, function, [place, *arguments]), span)
 
 
 def plain_call(

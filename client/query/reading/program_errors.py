@@ -1,7 +1,6 @@
 """Gives errors, and exceptions of a program's own code, their places in the program."""
 
 import builtins
-import dis
 import os
 import re
 import sysconfig
@@ -125,8 +124,6 @@ def _hint(error: Exception, program: Program) -> str:
         return f"; the hole [{name}] hides Python's own `{name}`: call the hole otherwise"
     if name in program.hole_names:
         return f"; the hole [{name}] is not filled yet"
-    if _is_bound_below(name, found, program):
-        return "; it gets its value only further down"
     if found.tb_frame.f_code in set(_codes_of(program.model)):
         return "; the name of a model is a string"
     if re.search(_IN_STRING.format(name), program.source.text):
@@ -135,26 +132,6 @@ def _hint(error: Exception, program: Program) -> str:
     if not hint and name.isupper() and program.hole_names:
         return f"; holes of this program: {', '.join(sorted(program.hole_names))}"
     return hint
-
-
-def _is_bound_below(name: str, found: TracebackType, program: Program) -> bool:
-    """Whether it is a variable that is bound only below the line where it is missing."""
-    code = found.tb_frame.f_code
-    is_own = name in code.co_varnames or name in code.co_cellvars
-    owners = [code] if is_own else [c for c in _codes_of(program.body) if name in c.co_cellvars]
-    binding = [
-        line
-        for owner in owners
-        for each in dis.get_instructions(owner)
-        if each.opname.startswith("STORE_") and _is_about(name, each.argval)
-        if (line := each.positions and each.positions.lineno) is not None
-    ]
-    return bool(binding) and min(binding) > found.tb_lineno
-
-
-def _is_about(name: str, variables: object) -> bool:
-    # Python 3.13 and later store two variables in one instruction.
-    return name == variables or (isinstance(variables, tuple) and name in variables)
 
 
 def _known(frame: FrameType, program: Program) -> Iterator[str]:

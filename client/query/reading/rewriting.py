@@ -1,13 +1,11 @@
 """Rewrites a program's layout into Python functions.
 
-def make(calls, *captured):
+def make(calls, build, *captured):
     given = value                               for given names that a text assigns again
     async def program(context, *parameters):    preamble, conditions, body
-    def taking(*parameters):                    no effect; called first, so that Python's message
-                                                about wrong arguments does not count the context
     def decoder(*parameters):                   preamble, the decoder's arguments
     def model(*parameters):                     preamble, the model's expression
-    return program, taking, decoder, model
+    return program, decoder, model
 
 These names have a prefix, so programs cannot refer to them by accident.
 
@@ -43,6 +41,7 @@ from typing import Any, TypeAlias
 from client.query.reading.bodies import Body, PlacedPrompts, with_return
 from client.query.reading.clauses import Layout
 from client.query.reading.nodes import (
+    BUILD,
     CALLS,
     CONTEXT,
     Nodes,
@@ -129,7 +128,6 @@ def _hole_of(statement: ast.stmt) -> ast.Call | None:
 
 MAKE = "__tandem_make"
 _PROGRAM = "__tandem_program"
-_TAKING = "__tandem_taking"
 _DECODER = "__tandem_decoder"
 _MODEL = "__tandem_model"
 _WHERE = "__tandem_where"
@@ -223,7 +221,6 @@ class _Writer:
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
             self._program([*self._unbound(clauses, rewriter, rewritten), *assigned, *rewritten]),
-            self._taking(),
             *self._decoder(),
             *self._model(),
         ]
@@ -314,11 +311,6 @@ class _Writer:
         is_parameter = name in self._around.parameters.parameters
         return is_used and not is_bound and not is_parameter
 
-    def _taking(self) -> ast.FunctionDef:
-        parameters = parameters_of(self._around.parameters, None)
-        made = ast.FunctionDef(_TAKING, parameters, [ast.Pass()], [], **_EMPTY)
-        return self._nodes.at(made, self._whole())
-
     def _decoder(self) -> list[ast.FunctionDef]:
         decoder = self._layout.decoder
         if decoder is None:
@@ -360,7 +352,7 @@ class _Writer:
         span = self._whole()
         given = ast.Return(tuple_of([load(function.name) for function in functions]))
         block = [*outer_assignments(self._given), *functions, given]
-        make = ast.FunctionDef(MAKE, arguments_of([CALLS]), block, [], **_EMPTY)
+        make = ast.FunctionDef(MAKE, arguments_of([CALLS, BUILD]), block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, span)], [])
 
     def _whole(self) -> SourceSpan:

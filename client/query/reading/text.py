@@ -8,10 +8,11 @@ Clauses are not valid Python, so Python's tokenizer reads the text as if in brac
 ignores indentation. Logical lines are determined here.
 """
 
+import ast
 import io
 import re
 import tokenize
-import unicodedata
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,10 +42,9 @@ class Fragment:
 class Text:
     """The text of a source. Lines end in newlines alone, see `normalized`."""
 
-    def __init__(self, source: Source, shown: str | None = None) -> None:
-        """`shown`: a replacement of the same length for parsing; default: the source's text."""
+    def __init__(self, source: Source) -> None:
         self.source = source
-        self.text = source.text if shown is None else shown
+        self.text = source.text
         self._starts = [0]
         self._starts.extend(index + 1 for index, char in enumerate(self.text) if char == "\n")
 
@@ -183,12 +183,6 @@ def tokens_of(text: Text, region: SourceSpan) -> list[Token]:
     return made
 
 
-def beside_code(text: Text, region: SourceSpan) -> list[str]:
-    """The strings and comments of a region. Raises BadProgram."""
-    kinds = (STRING, tokenize.COMMENT)
-    return [shown for kind, shown, _, _ in _joined(text, region) if kind in kinds]
-
-
 def _close(text: Text, open_brackets: list[tuple[str, int]], sign: str, offset: int) -> None:
     if not open_brackets:
         raise text.bad(f"'{sign}' closes nothing", offset)
@@ -263,22 +257,8 @@ def _refused(
 _LITERAL = re.compile(r"([A-Za-z]*)('''|\"\"\"|'|\")")
 _ONE_LINE = re.compile(r"(?:[^\n\\]|\\.)*", re.DOTALL)
 _ESCAPE = re.compile(
-    r"\\(?:(?P<plain>[\n\\'\"abfnrtv])|(?P<octal>[0-7]{1,3})|x(?P<x>[0-9a-fA-F]{2})"
-    r"|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|N\{(?P<name>[^{}]+)\}|(?P<cut>[xuUN]))"
+    r"\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^{}]+\}|.)", re.DOTALL
 )
-_PLAIN = {
-    "\n": "",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "a": "\a",
-    "b": "\b",
-    "f": "\f",
-    "n": "\n",
-    "r": "\r",
-    "t": "\t",
-    "v": "\v",
-}
 
 
 def literal_of(text: Text, tokens: tuple[Token, ...]) -> Fragment:
@@ -337,36 +317,30 @@ def is_prompt_literal(token: Token) -> bool:
 
 
 def _unescape(text: Text, body: str, start: int, chars: list[str], offsets: list[int]) -> None:
-    index = 0
-    while index < len(body):
-        match = _ESCAPE.match(body, index) if body[index] == "\\" else None
-        if match is None:
-            chars.append(body[index])
-            offsets.append(start + index)
-            index += 1
-            continue
-        made = _meaning(match)
+    """Append the characters that a literal means, and where each comes from."""
+    end = 0
+    for match in _ESCAPE.finditer(body):
+        made = _meaning(match[0])
         if made is None:
-            raise text.bad(
-                f"the escape {match[0]!r} is not complete, or no character", start + index
-            )
+            what = f"the escape {match[0]!r} is not complete, or no character"
+            raise text.bad(what, start + match.start())
+        chars.extend(body[end : match.start()])
+        offsets.extend(range(start + end, start + match.start()))
         chars.extend(made)
-        offsets.extend([start + index] * len(made))
-        index = match.end()
+        # Python knows no such escape, as in "\d": it means its two characters.
+        is_itself = made == match[0]
+        where = range(start + match.start(), start + match.end())
+        offsets.extend(where if is_itself else [start + match.start()] * len(made))
+        end = match.end()
+    chars.extend(body[end:])
+    offsets.extend(range(start + end, start + len(body)))
 
 
-def _meaning(match: re.Match[str]) -> str | None:
+def _meaning(escape: str) -> str | None:
     """The value of an escape; None: it is malformed."""
-    if match["plain"] is not None:
-        return _PLAIN[match["plain"]]
-    if match["octal"] is not None:
-        return chr(int(match["octal"], 8))
-    if match["name"] is not None:
-        try:
-            return unicodedata.lookup(match["name"])
-        except KeyError:
-            return None
-    digits = match["x"] or match["u"] or match["U"]
-    if digits is None or int(digits, 16) > 0x10FFFF:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return str(ast.literal_eval(f'"""{escape}"""'))
+    except (SyntaxError, ValueError):
         return None
-    return chr(int(digits, 16))

@@ -172,7 +172,7 @@ class WhereClauses:
 
     def _conjunct(self, part: ast.expr) -> Conjunct:
         span = self._nodes.span(part)
-        made = self._nodes.call("term", span, self._condition(part))
+        made = self._nodes.term("term", span, self._condition(part))
         function = self._nodes.at(lambda_of((), made), span)
         return Conjunct(frozenset(self._words.named(part)), function)
 
@@ -211,9 +211,9 @@ class WhereClauses:
         span = self._nodes.span(node)
         opposite = self._nodes.at(ast.UnaryOp(ast.Not(), node.test), self._nodes.span(node.test))
         pairs = ((node.test, node.body), (opposite, node.orelse))
-        cases = (self._nodes.call("all_", span, *map(self._later, pair)) for pair in pairs)
+        cases = (self._nodes.term("all_", span, *map(self._later, pair)) for pair in pairs)
         later = (self._nodes.at(lambda_of((), case), span) for case in cases)
-        return self._nodes.call("any_", span, *later)
+        return self._nodes.term("any_", span, *later)
 
     def _rewritten(self, node: ast.expr) -> ast.expr:
         if not self._words.named(node):
@@ -222,13 +222,13 @@ class WhereClauses:
         match node:
             case ast.BoolOp():
                 method = "all_" if isinstance(node.op, ast.And) else "any_"
-                return self._nodes.call(method, span, *map(self._later, node.values))
+                return self._nodes.term(method, span, *map(self._later, node.values))
             case ast.UnaryOp(op=ast.Not()):
-                return self._nodes.call("not_", span, self._condition(node.operand))
+                return self._nodes.term("not_", span, self._condition(node.operand))
             case ast.Compare():
                 return self._compared(node)
             case ast.Name():
-                return self._nodes.call("ref", span, ast.Constant(node.id))
+                return self._nodes.term("ref", span, ast.Constant(node.id))
             case ast.Call():
                 return self._called(node)
             case ast.BinOp() if type(node.op) in SYMBOLS:
@@ -243,13 +243,13 @@ class WhereClauses:
         shown = ast.Constant(self._shown(node))
         left = self._rewritten(node.left)
         right = self._rewritten(node.right)
-        return self._nodes.call("calculated", span, left, symbol, right, shown)
+        return self._nodes.term("calculated", span, left, symbol, right, shown)
 
     def _signed(self, node: ast.UnaryOp) -> ast.expr:
         span = self._nodes.span(node)
         symbol = ast.Constant(SIGNS[type(node.op)])
         shown = ast.Constant(self._shown(node))
-        return self._nodes.call("signed", span, symbol, self._rewritten(node.operand), shown)
+        return self._nodes.term("signed", span, symbol, self._rewritten(node.operand), shown)
 
     def _later(self, node: ast.expr) -> ast.expr:
         return self._nodes.at(lambda_of((), self._condition(node)), self._nodes.span(node))
@@ -263,12 +263,12 @@ class WhereClauses:
             word = ast.Constant(_RELATIONS[type(relation)])
             first = self._rewritten(left)
             second = self._rewritten(right)
-            pairs.append(self._nodes.call("compare", span, first, word, second))
+            pairs.append(self._nodes.term("compare", span, first, word, second))
         if len(pairs) == 1:
             return pairs[0]
         span = self._nodes.span(node)
         later = [self._nodes.at(lambda_of((), pair), span) for pair in pairs]
-        return self._nodes.call("all_", span, *later)
+        return self._nodes.term("all_", span, *later)
 
     def _called(self, node: ast.Call) -> ast.expr:
         span = self._nodes.span(node)
@@ -277,7 +277,7 @@ class WhereClauses:
             if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
                 raise self._bad(f"`{operator}` takes plain arguments alone", node)
             arguments = map(self._rewritten, node.args)
-            return self._nodes.call("called", span, ast.Constant(operator), *arguments)
+            return self._nodes.term("called", span, ast.Constant(operator), *arguments)
         function = node.func
         if (
             isinstance(function, ast.Attribute)
@@ -288,7 +288,7 @@ class WhereClauses:
         ):
             word = ast.Constant(_METHODS[function.attr])
             parts = map(self._rewritten, (function.value, node.args[0]))
-            return self._nodes.call("called", span, word, *parts)
+            return self._nodes.term("called", span, word, *parts)
         return self._opaque(node)
 
     def _opaque(self, node: ast.expr) -> ast.expr:
@@ -296,7 +296,7 @@ class WhereClauses:
         shown = ast.Constant(self._shown(node))
         named = tuple_of([ast.Constant(name) for name in holes])
         span = self._nodes.span(node)
-        return self._nodes.call("opaque", span, named, lambda_of(holes, node), shown)
+        return self._nodes.term("opaque", span, named, lambda_of(holes, node), shown)
 
     def _shown(self, node: ast.expr) -> str:
         """The source text on one line."""

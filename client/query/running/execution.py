@@ -11,8 +11,10 @@ hole again is broken off.
 """
 
 import asyncio
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -21,7 +23,6 @@ from client.query.conditions.plan import Check
 from client.query.conditions.terms import Term
 from client.query.errors import BadProgram, Source
 from client.query.program import Hole, Program
-from client.query.running.cancellation import end
 from client.query.running.decoding import FinishedHole
 from client.query.running.transcript import PromptParts, Transcript
 
@@ -211,6 +212,55 @@ async def _without_exits(body: Coroutine[Any, Any, object]) -> object:
     except SystemExit as error:
         what = RuntimeError(f"the program asks for an exit: {error!r}")
         raise what.with_traceback(error.__traceback__) from error
+
+
+CLOSING_S = 10.0
+_BROKEN_OFF_S = 0.1
+
+
+class CancellationSwallowed(RuntimeWarning):
+    """Code that a program awaits continues after the program's run was cancelled."""
+
+
+async def end(
+    task: asyncio.Task[Any],
+    within_s: float = CLOSING_S,
+    goes_on: "asyncio.Future[None] | None" = None,
+) -> None:
+    """Cancel a task and wait for its end; its exceptions are ignored.
+
+    If it takes too long or `goes_on`, or if the wait itself is cancelled, the task is broken off:
+    code that cleans up runs as far as it awaits nothing.
+    """
+    task.cancel()
+    try:
+        awaited: set[asyncio.Future[Any]] = {task} if goes_on is None else {task, goes_on}
+        await asyncio.wait(awaited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            what = "code goes on after its run was cancelled, and is broken off; who swallows"
+            where = _frames_of(task.get_coro())
+            message = f"a program's {what} CancelledError? It stands in {where}"
+            warnings.warn(message, CancellationSwallowed, stacklevel=2)
+    finally:
+        if not task.done():
+            # GeneratorExit is raised in its coroutine, and the task woken up, which then ends.
+            coroutine: Any = task.get_coro()
+            with suppress(Exception, asyncio.CancelledError):
+                coroutine.close()
+            task.cancel()
+    # What swallows even this stays behind, at a hole that nobody fills.
+    await asyncio.wait({task}, timeout=_BROKEN_OFF_S)
+    if task.done() and not task.cancelled():
+        task.exception()  # else Python would log it
+
+
+def _frames_of(awaiting: Any) -> str:
+    """Where a coroutine waits: it, and the coroutines that it awaits."""
+    frames = []
+    while (frame := getattr(awaiting, "cr_frame", None)) is not None:
+        frames.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
+        awaiting = awaiting.cr_await
+    return " > ".join(frames)
 
 
 def other_prompt(hole: Hole, source: Source) -> BadProgram:

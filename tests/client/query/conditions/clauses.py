@@ -44,7 +44,7 @@ _RELATIONS = {
 
 def term(clause: str, holes: Iterable[str] = "XYZ", **values: object) -> Term:
     """The clause as a term over these holes; other names are Python's, their values given."""
-    return build.term(_Reader(clause, frozenset(holes), values).read())
+    return build.term(None, _Reader(clause, frozenset(holes), values).read())
 
 
 class _Reader:

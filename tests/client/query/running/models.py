@@ -544,7 +544,7 @@ def ref(name: str) -> object:
 
 
 def one_of(name: str, *values: str) -> Condition:
-    return lambda: build.term(build.compare(HERE, ref(name), "in", list(values)))
+    return lambda: build.compare(HERE, ref(name), "in", list(values))
 
 
 def checked(names: str, function: Callable[..., object], text: str = "check") -> Condition:

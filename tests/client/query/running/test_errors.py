@@ -198,26 +198,8 @@ async def test_a_condition_may_stand_in_front_of_the_prompts() -> None:
     assert (await run('where len(X) < 3\n"Q: [X]"', model=model))["X"] == "a"
 
 
-async def test_words_behind_slashes_are_a_comment_where_nothing_can_be_divided() -> None:
-    program = """
-        // a hole for the letter
-        argmax
-            n = 9 // 2
-            "{n}: [X]" // the only hole
-        where
-            X in ["a", "b", // these two
-                  "c", ...] // a longer list
-            and len(X) < n
-              // 2
-    """
-
-    result = await run(program, model=ScriptedModel(lambda prompt: ["d", "c"]))
-
-    assert result.prompt == "4: c"
-
-
-@pytest.mark.parametrize("line", ["x = 5 // num items", "x = y[0] // num items"])
-async def test_slashes_behind_a_value_divide_whatever_follows(line: str) -> None:
+@pytest.mark.parametrize("line", ["x = 5 // num items", '"[X]" where X in ["a"] // of two'])
+async def test_slashes_divide_whatever_follows(line: str) -> None:
     with pytest.raises(BadProgram, match="// divides"):
         await run(line, model=ScriptedModel(lambda prompt: ["a"]))
 

@@ -218,9 +218,9 @@ def test_a_template_takes_lmqls_word_for_its_condition() -> None:
 def test_a_call_without_an_argument_is_told_by_the_querys_name() -> None:
     with pytest.raises(ProgramFailed, match=r"TypeError: whole\(\) missing"):
         whole()
-    with pytest.raises(ProgramFailed, match=r"whole\(\) takes from 1 to 2 .* but 3 were given"):
+    with pytest.raises(ProgramFailed, match=r"whole\(\) too many positional"):
         whole("a", 2, 3)
-    with pytest.raises(ProgramFailed, match=r"whole\(\) takes from 1 to 2 .* but 4 were given"):
+    with pytest.raises(ProgramFailed, match=r"whole\(\) too many positional"):
         run_sync('"[X: whole(1, 2, 3, 4)]"', {"whole": whole}, model=SEEN)
 
 
@@ -424,7 +424,7 @@ def test_a_method_that_takes_no_object_fails_when_it_is_called() -> None:
 
     assert {"none", "kept"} <= dict(inspect.getmembers(Selfless())).keys()
     for name in ("none", "kept"):
-        with pytest.raises(ProgramFailed, match=rf"TypeError: {name}\(\) takes 0 positional"):
+        with pytest.raises(ProgramFailed, match=rf"TypeError: {name}\(\) too many positional"):
             getattr(Selfless(), name)()
     assert run_sync('"[X: f]"', {"f": Selfless.none}, model=MODEL).prompt == "0"
 
@@ -488,7 +488,7 @@ def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:
     line = inspect.getsourcelines(said)[1] + 1
 
     assert str(caught.value).split("\n") == [
-        f"{__file__}:{line}:1: TypeError: said() missing 1 required positional argument: 'word'",
+        f"{__file__}:{line}:1: TypeError: said() missing a required argument: 'word'",
         "    def said(word: str) -> str:  # type: ignore[empty-body]",
         "    ^^^^^^^^",
     ]

@@ -268,7 +268,7 @@ async def test_a_condition_that_means_nothing_points_at_its_hole() -> None:
 
 async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
     def differs() -> Term:
-        return build.term(build.compare(HERE, ref("NAME"), "!=", "X"))
+        return build.compare(HERE, ref("NAME"), "!=", "X")
 
     async def body(context: Context) -> None:
         await context.hole(hole("NAME", differs))
