@@ -151,7 +151,8 @@ def _of_replicas(
         about = f"{config.replicas} replicas of {model or 'the bundled model'}"
     sockets = ReplicaSockets(pool, metrics)
     moves = MoveRules(config.front_secret, takes_any=config.migrate == "any")
-    bodies = BodyReader(config.payload_limit, config.body_timeout, metrics.connections_cut)
+    max_body_len = config.max_body_len(with_images=True)
+    bodies = BodyReader(max_body_len, config.body_timeout, metrics.connections_cut)
     app = ReplicaFront(pool, metrics, sockets, bodies, _parser(), moves)
     return _Parts(app, RunningReplicas(pool, source), sockets, about)
 
@@ -193,7 +194,8 @@ def _of_models(
         created_s=int(time.time()),
         keys=config.api_key,
     )
-    bodies = BodyReader(config.payload_limit, config.body_timeout, metrics.connections_cut)
+    max_body_len = config.max_body_len(with_images=True)
+    bodies = BodyReader(max_body_len, config.body_timeout, metrics.connections_cut)
     app = Front(manager, names, front_routes, metrics, sockets, bodies, parser)
     return _Parts(app, manager, sockets, ", ".join(config.model))
 

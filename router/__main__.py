@@ -384,7 +384,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         batches = _batches(config, keys)
         app = create_app(
             services,
-            max_body_len=config.payload_limit,
+            max_body_len=config.max_body_len(with_images=about.sees),
             body_timeout_s=config.body_timeout,
             api_keys=keys if keys else None,
             protects_metrics=config.protect_metrics,

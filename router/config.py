@@ -10,6 +10,7 @@ machine's name.
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -71,6 +72,18 @@ def _folders(text: str) -> tuple[Path, ...]:
         if not folder.is_dir():
             raise BadConfig(f"must be of folders that exist; {folder} is none")
     return tuple(folder.resolve() for folder in folders)
+
+
+def _image_hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(word.strip().lower().rstrip(".") for word in text.split(","))
+    if len(hosts) > 1 and {"public", "none"}.intersection(hosts):
+        raise BadConfig("must be public, none, or names of hosts")
+    for host in hosts:
+        if not re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:]+", host):
+            raise BadConfig(
+                f"must be public, none, or names of hosts without ports; {host!r} is none"
+            )
+    return hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +233,29 @@ class RouterConfig(FrontConfig):
         group=Group.REQUEST,
     )
 
+    max_images: int = setting(16, "most images", Whole(1), group=Group.REQUEST)
+    max_image_pixels: int = setting(
+        64_000_000, "pixels of an image, at most", Whole(1), group=Group.REQUEST
+    )
+    max_image_fetch_size: int = setting(
+        20 << 20, "bytes of an image's file, at most", Whole(1), group=Group.REQUEST
+    )
+    image_hosts: tuple[str, ...] = setting(
+        ("public",),
+        "hosts from which images are fetched, between commas or by repeating the flag: names, or "
+        "public: any with a public address, or none: images come in data: URLs alone",
+        _image_hosts,
+        group=Group.REQUEST,
+        kind=Kind.LIST,
+        elsewhere=("allowed_media_domains",),
+    )
+    image_memory: int = setting(
+        4096,
+        "MiB that images of waiting and running requests may take; more are answered 429",
+        Whole(64),
+        group=Group.BATCH,
+    )
+
     reasoning_format: str = setting(
         "auto",
         "where thoughts go: apart from the answer, if the chat template shows how they begin and "
@@ -365,9 +401,6 @@ class RouterConfig(FrontConfig):
     prometheus_port: int = setting(
         9000, "/metrics is on the main port", Whole(0, 65535), group=Group.INERT
     )
-    max_image_fetch_size: int = setting(
-        1_073_741_824, "images are not served yet", Whole(0), group=Group.INERT
-    )
     usage_stats: str = setting(
         "off", "Tandem sends nothing home", one_of("on", "off", "no-stack"), group=Group.INERT
     )
@@ -397,6 +430,13 @@ class RouterConfig(FrontConfig):
             raise BadConfig(
                 "--lora-folders: who loads adapters needs a key; set ADMIN_API_KEY to one"
             )
+
+    @property
+    def fetched_hosts(self) -> frozenset[str] | None:
+        """The hosts from which images are fetched; None: any that is public."""
+        if self.image_hosts == ("public",):
+            return None
+        return frozenset(() if self.image_hosts == ("none",) else self.image_hosts)
 
     @property
     def batch_size(self) -> int:

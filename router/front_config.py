@@ -16,6 +16,8 @@ from processes.rules import Whole, file, one_of, seconds, token
 from processes.settings import BadConfig, Group, Kind, Rule, setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
+_MAX_BODY = 2_000_000
+_MAX_BODY_WITH_IMAGES = 32_000_000
 _TGIS_LEVELS: Mapping[str, str] = MappingProxyType({"trace": "debug", "warn": "warning"})
 
 
@@ -77,8 +79,11 @@ class FrontConfig:
         group=Group.HTTP,
         front_only=True,
     )
-    payload_limit: int = setting(
-        2_000_000, "bytes of a request's body, at most", Whole(1), group=Group.HTTP
+    payload_limit: int | None = setting(
+        None,
+        "bytes of a request's body, at most; absent: 2000000, and 32000000 where a model sees",
+        Whole(1),
+        group=Group.HTTP,
     )
     socket_message_limit: int = setting(
         8_388_608, "bytes of a WebSocket message, at most", Whole(1024), group=Group.HTTP
@@ -178,6 +183,12 @@ class FrontConfig:
         group=Group.LOGS,
     )
     json_output: bool = setting(False, "log JSON lines", group=Group.LOGS, kind=Kind.SWITCH)
+
+    def max_body_len(self, *, with_images: bool) -> int:
+        """Bytes of a body, where it may have images or not."""
+        if self.payload_limit is not None:
+            return self.payload_limit
+        return _MAX_BODY_WITH_IMAGES if with_images else _MAX_BODY
 
     def __post_init__(self) -> None:
         if self.api_key and self.api_key_file:

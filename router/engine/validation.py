@@ -68,8 +68,7 @@ class Validation:
         self, text: str, raw: RawParams, *, add_special_tokens: bool = True, trace_id: str = ""
     ) -> GenerateRequest:
         """The request for a prompt of text. Raises InvalidRequest."""
-        self.check(raw)
-        self._check_not_empty(raw, is_empty=not text)
+        self.check(raw, is_empty=not text)
         check_unicode(text, raw.name("inputs"))
         if raw.truncate is None:
             await check_fits(self._tokenizer, text, self._max_input_len, raw.name("inputs"))
@@ -85,8 +84,7 @@ class Validation:
         self, token_ids: Sequence[int], raw: RawParams, *, trace_id: str = ""
     ) -> GenerateRequest:
         """The request for a prompt of token ids. Raises InvalidRequest."""
-        self.check(raw)
-        self._check_not_empty(raw, is_empty=not token_ids)
+        self.check(raw, is_empty=not token_ids)
         if raw.truncate is None:
             # Before each of them is checked: there may be millions.
             self._room(len(token_ids), raw)
@@ -96,19 +94,17 @@ class Validation:
         )
         return await self._request(token_ids, text, raw, trace_id)
 
-    def check(self, raw: RawParams) -> None:
+    def check(self, raw: RawParams, *, is_empty: bool) -> None:
         """Everything that can be checked before images are fetched and the prompt is tokenized.
 
         Raises InvalidRequest.
         """
         check_parameters(raw, self.limits)
-        if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
-            raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
-
-    def _check_not_empty(self, raw: RawParams, *, is_empty: bool) -> None:
         if is_empty:
             name = raw.name("inputs")
             raise InvalidRequest(f"`{name}` must not be empty", name)
+        if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
+            raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
 
     def _check_ids(self, token_ids: Sequence[int], raw: RawParams) -> None:
         last_id = self.limits.vocab_size - 1

@@ -19,6 +19,7 @@ from router.request.request import ApiKey
 _SCHEMES = ("data:", "http://", "https://")
 # OpenAI's words. They change nothing: the model's processor decides on resolutions.
 _DETAILS = ("auto", "low", "high")
+_BEGIN = "![]("
 URL_SCHEMA: dict[str, Any] = {"type": "string"}
 
 
@@ -124,10 +125,35 @@ def kept_texts(parts: Iterable[Part]) -> tuple[str, ...]:
     return tuple(part if isinstance(part, str) else part.url for part in parts)
 
 
-class ImageReader:
-    """Reads the images of requests, at most `max_images` of each."""
+def markdown_images(inputs: str, marker: str) -> tuple[str, tuple[ImageSource, ...]]:
+    """A prompt of TGI's with a `marker` for each `![](URL)`, and the images.
 
-    def __init__(self, fetcher: ImageFetcher, infer: Infer, max_images: int) -> None:
+    Raises InvalidRequest for one of another URL, as TGI does.
+    """
+    pieces: list[str] = []
+    images: list[ImageSource] = []
+    begin = 0
+    while True:
+        start = inputs.find(_BEGIN, begin)
+        stop = inputs.find(")", start + len(_BEGIN)) if start >= 0 else -1
+        if stop < 0:
+            break
+        images.append(image_at(inputs[start + len(_BEGIN) : stop], "inputs"))
+        pieces += [inputs[begin:start], marker]
+        begin = stop + 1
+    return "".join([*pieces, inputs[begin:]]), tuple(images)
+
+
+class ImageReader:
+    """Reads the images of requests, at most `max_images` of each.
+
+    `marker` stands for each in a prompt.
+    """
+
+    def __init__(
+        self, fetcher: ImageFetcher, infer: Infer, marker: str, *, max_images: int
+    ) -> None:
+        self.marker = marker
         self._fetcher = fetcher
         self._infer = infer
         self._max_images = max_images

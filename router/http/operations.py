@@ -176,13 +176,14 @@ class Info(AnswerModel):
 
 class ModelCard(AnswerModel):
     """The served model, or a LoRA adapter: `parent` is the name of the model that it is for.
-    `created` is in Unix time."""
+    `created` is in Unix time; `sees` says whether prompts may have images."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    sees: bool
     parent: str | None = None
 
 
@@ -298,6 +299,8 @@ class OperationsRoutes:
                 "executor_fallback": info.executor_fallback,
                 "same_answer_under_load": info.same_answer_under_load,
                 "language_model_only": info.language_model_only,
+                "sees": info.sees,
+                "blind_reason": info.blind_reason,
                 "example_prompts": [
                     {"title": each.title, "text": each.text} for each in info.example_prompts
                 ],

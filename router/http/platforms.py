@@ -192,7 +192,7 @@ class VertexRoutes:
         generate = _sampling(parse_part(body, instance, place, GenerateBody))
         parameters = generate.chosen
         raw = to_raw(parameters, self._chat.service.models)
-        checked = await self._validator.check(record, generate.inputs, raw)
+        checked = await self._validator.check_inputs(record, generate.inputs, raw)
         return _Instance(checked, parameters.best_of or 1, generate.prefix)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from router.engine.validation import RawParams, Validation
-from router.http.images import ImageReader, ImageSource
+from router.http.images import ImageReader, ImageSource, markdown_images
 from router.http.request_record import RequestRecord
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
@@ -62,6 +62,15 @@ class RequestValidator:
         record.route = route
         record.span = self._tracer.start_request(method, route, headers, record.started_s)
 
+    async def check_inputs(
+        self, record: RequestRecord, inputs: str, raw: RawParams
+    ) -> GenerateRequest:
+        """As `check`, of a prompt of TGI's, whose `![](URL)` are images where the model sees."""
+        if self._images is None:
+            return await self.check(record, inputs, raw)
+        text, images = markdown_images(inputs, self._images.marker)
+        return await self.check(record, text, raw, images=images)
+
     async def check(
         self,
         record: RequestRecord,
@@ -86,7 +95,7 @@ class RequestValidator:
         begun_s = clock()
         try:
             if images and self._images is not None:
-                self._validation.check(raw)
+                self._validation.check(raw, is_empty=not prompt)
                 raw = replace(raw, images=await self._images.read(images, record.key))
             if isinstance(prompt, str):
                 checked = await self._validation.validate(

@@ -86,6 +86,7 @@ class ServedModels:
             "created": self._info.created_s,
             "owned_by": self._info.model_id,
             "max_model_len": self._info.limits.max_total_len,
+            "sees": self._info.sees,
         }
 
     def _adapter_card(self, adapter: Adapter) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class ServerInfo:
     `model_id` is the model's one name in lists. Requests may name one of `aliases` too: those are
     never listed, since a path of this machine can be among them. `created_s` is in Unix time.
     Lengths in tokens. `setup` is a digest of the shards' versions, checkpoint, flags and GPU.
-    `example_prompts` are those of the model's card. `image_marker` stands for an image in a prompt;
-    None: the model does not see, for `blind_reason` where its class would.
+    `example_prompts` are those of the model's card. `sees`: prompts may have images; if not,
+    `blind_reason` says why where the model's class takes them.
     """
 
     model_id: str
@@ -59,13 +59,8 @@ class ServerInfo:
     num_states: int = 0
     example_prompts: tuple[ExamplePrompt, ...] = ()
     setup: str = ""
-    image_marker: str | None = None
+    sees: bool = False
     blind_reason: str | None = None
-
-    @property
-    def sees(self) -> bool:
-        """Whether prompts may have images."""
-        return self.image_marker is not None
 
     def check_sees(self, place: str) -> None:
         """Raises InvalidRequest for the image at `place` where the model does not see."""

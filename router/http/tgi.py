@@ -565,7 +565,7 @@ class TgiRoutes:
         self, request: Request, record: RequestRecord, body: GenerateBody
     ) -> tuple[dict[str, object], dict[str, str]]:
         parameters = body.chosen
-        checked = await self._validator.check(record, body.inputs, self._raw(parameters))
+        checked = await self._validator.check_inputs(record, body.inputs, self._raw(parameters))
         num_draws = parameters.best_of or 1
         works = self._infer.best_of_each([(checked, num_draws)])
         (completions,) = await unless_disconnected(request, works)
@@ -605,7 +605,7 @@ class TgiRoutes:
                 "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
                 field="decoder_input_details",
             )
-        checked = await self._validator.check(record, body.inputs, self._raw(parameters))
+        checked = await self._validator.check_inputs(record, body.inputs, self._raw(parameters))
         moving = record.moving
         (accepted,) = (
             self._infer.submit([checked])

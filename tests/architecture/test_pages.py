@@ -172,7 +172,11 @@ def numbers(text: str) -> set[float]:
 
 
 def has_default(text: str, flag: str) -> bool:
-    return float(default_of(SETTINGS[flag])) in numbers(text)
+    """Or, where that depends on others, one of those that --help names."""
+    default = default_of(SETTINGS[flag])
+    if default:
+        return float(default) in numbers(text)
+    return bool(numbers(SETTINGS[flag].metadata["help"]) & numbers(text))
 
 
 def test_a_number_behind_a_flag_is_its_default() -> None:

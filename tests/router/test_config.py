@@ -15,7 +15,8 @@ def test_defaults_are_tgis_but_for_the_address() -> None:
     assert (config.max_concurrent_requests, config.max_best_of) == (128, 2)
     assert (config.max_stop_sequences, config.max_top_n_tokens) == (4, 5)
     assert (config.max_client_batch_size, config.validation_workers) == (4, 2)
-    assert (config.max_batch_prefill_tokens, config.payload_limit) == (4096, 2_000_000)
+    assert config.max_batch_prefill_tokens == 4096
+    assert config.max_body_len(with_images=False) == 2_000_000
     assert config.graceful_termination_timeout == 90.0
 
 
@@ -205,3 +206,24 @@ def test_a_request_may_be_given_a_longest_duration() -> None:
 def test_a_step_counts_as_stuck_after_four_seconds_by_default() -> None:
     assert read_config([], {}).progress_timeout == 4.0
     assert read_config(["--progress-timeout", "30"], {}).progress_timeout == 30.0
+
+
+def test_images_are_fetched_from_public_hosts_unless_others_are_named() -> None:
+    assert read_config([], {}).fetched_hosts is None
+    assert read_config(["--image-hosts", "none"], {}).fetched_hosts == frozenset()
+    named = read_config(["--image-hosts", "A.example.,b.example"], {})
+    assert named.fetched_hosts == frozenset({"a.example", "b.example"})
+
+
+@pytest.mark.parametrize(
+    "text", ["public,a.example", "none,a", "a.example:80", "https://a", "a,,b"]
+)
+def test_a_host_of_images_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="must be public, none, or names of hosts"):
+        read_config(["--image-hosts", text], {})
+
+
+def test_bodies_may_be_larger_where_they_may_have_images() -> None:
+    assert read_config([], {}).max_body_len(with_images=True) == 32_000_000
+    limited = read_config(["--payload-limit", "5000"], {})
+    assert limited.max_body_len(with_images=True) == limited.max_body_len(with_images=False) == 5000

@@ -6,9 +6,10 @@ import pytest
 
 from router.http.anthropic import CountBody
 from router.http.conversation import ChatPrompt
-from router.http.images import ImageSource, joined
+from router.http.images import ImageSource, joined, markdown_images
 from router.http.openai.schema import ChatBody
 from router.http.responses.schema import CountInputBody, turns_of
+from router.request.errors import InvalidRequest
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 
@@ -112,6 +113,21 @@ def test_neighbouring_texts_are_one() -> None:
     assert joined(["a", "", "b"]) == "ab"
     assert joined(["", image, "a", "b"]) == (image, "ab")
     assert joined([]) == ""
+
+
+def test_tgis_images_stand_in_the_text_of_a_prompt() -> None:
+    inputs = f"a ![]({URL})![]({OTHER}) b ![alt]({URL}) ![]("
+
+    assert markdown_images(inputs, "<image>") == (
+        f"a <image><image> b ![alt]({URL}) ![](",
+        (ImageSource(URL, "inputs"), ImageSource(OTHER, "inputs")),
+    )
+    assert markdown_images("![", "<image>") == ("![", ())
+
+
+def test_an_image_of_tgis_with_another_url_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="`inputs` must be a data:, http: or https: URL"):
+        markdown_images("see ![](cat.png)", "<image>")
 
 
 BROKEN: list[tuple[str, Any, str]] = [
