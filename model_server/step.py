@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,7 @@ class StepInputs:
     states: tuple[StateStep | None, ...] = ()  # per sequence, None: of padding; (): model has none
     state_slots: StateSlots | None = None  # `states` for kernels
     adapters: tuple[int | None, ...] = ()  # per sequence, see SequenceStep; (): none has one
+    device_adapters: Tensor | None = None  # [num_tokens] int32, row_adapters() for kernels
 
     @classmethod
     def build(
@@ -130,19 +131,21 @@ class StepInputs:
         logits_rows = _logits_rows(sequences, flat.cu_lens)
         head_rows = _filled(logits_rows, min_tokens)
         states = _states(sequences)
-        tensors = PinnedStaging(device).to_device_all(
-            (
-                flat.token_ids,
-                flat.positions,
-                flat.slots,
-                logits_rows,
-                head_rows,
-                flat.tables,
-                np.array(flat.cu_lens, np.int32),
-                np.array(flat.context_lens, np.int32),
-                *(_slots_of_states(sequences, flat.cu_lens) if states else ()),
-            )
-        )
+        adapters = _adapters(sequences)
+        arrays: list[npt.NDArray[Any]] = [
+            flat.token_ids,
+            flat.positions,
+            flat.slots,
+            logits_rows,
+            head_rows,
+            flat.tables,
+            np.array(flat.cu_lens, np.int32),
+            np.array(flat.context_lens, np.int32),
+            *(_slots_of_states(sequences, flat.cu_lens) if states else ()),
+        ]
+        if adapters:
+            arrays.append(_row_adapters(adapters, query_lens))
+        tensors = PinnedStaging(device).to_device_all(arrays)
         return cls(
             token_ids=tensors[0],
             positions=tensors[1],
@@ -155,8 +158,9 @@ class StepInputs:
             logits_indices=tensors[3],
             head_indices=tensors[4],
             states=states,
-            state_slots=StateSlots(tensors[6], *tensors[8:]) if states else None,
-            adapters=_adapters(sequences),
+            state_slots=StateSlots(tensors[6], *tensors[8:12]) if states else None,
+            adapters=adapters,
+            device_adapters=tensors[-1] if adapters else None,
         )
 
     @property
@@ -183,8 +187,7 @@ class StepInputs:
 
     def row_adapters(self) -> npt.NDArray[np.int32]:
         """[num_tokens] the place of each row's adapter, -1: none; of a step that has some."""
-        places = [-1 if place is None else place for place in self.adapters]
-        return np.repeat(np.array(places, np.int32), self.query_lens)
+        return _row_adapters(self.adapters, self.query_lens)
 
 
 class _FlatStep(NamedTuple):
@@ -328,6 +331,13 @@ def _slots_of_states(
 def _adapters(sequences: Sequence[SequenceStep]) -> tuple[int | None, ...]:
     adapters = tuple([sequence.adapter for sequence in sequences])
     return () if all(place is None for place in adapters) else adapters
+
+
+def _row_adapters(
+    adapters: Sequence[int | None], query_lens: Sequence[int]
+) -> npt.NDArray[np.int32]:
+    places = [-1 if place is None else place for place in adapters]
+    return np.repeat(np.array(places, np.int32), query_lens)
 
 
 def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:

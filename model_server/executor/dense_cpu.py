@@ -201,8 +201,8 @@ class DenseCpu:
             step.state_write_slots = slots.write_slots.ctypes.data
         step.adapters = None
         if inputs.adapters:
-            row_adapters = inputs.row_adapters()
-            step.adapters = row_adapters.ctypes.data
+            assert inputs.device_adapters is not None
+            step.adapters = inputs.device_adapters.data_ptr()
         status = self._library.tandem_dense_forward(self._engine, self._step_address)
         if status:
             raise self._error(status, inputs)

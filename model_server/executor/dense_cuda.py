@@ -26,6 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TypeAlias
 
 import torch
@@ -95,6 +96,7 @@ class StaticStep:
     cu_query_lens: Tensor  # [max_batch_size + 1] int32, rising by one
     rows: Tensor  # [max_batch_size] int64, rising by one
     state_slots: StateSlots
+    adapters: Tensor  # [max_batch_size] int32, -1: none
     scratch_slot: int
 
     @classmethod
@@ -123,10 +125,11 @@ class StaticStep:
             cu_query_lens=cu_query_lens,
             rows=counts[:-1],
             state_slots=StateSlots(cu_query_lens, cu_query_lens[:-1], none(), none(), none()),
+            adapters=none(),
             scratch_slot=slot,
         )
 
-    def inputs(self, size: int) -> StepInputs:
+    def inputs(self, size: int, *, has_adapters: bool) -> StepInputs:
         """The first `size` sequences as a step. What the host knows of it is all padding."""
         rows = self.rows[:size]
         slots = self.state_slots
@@ -148,6 +151,7 @@ class StaticStep:
                 slots.writes[:size],
                 slots.kept[:size],
             ),
+            device_adapters=self.adapters[:size] if has_adapters else None,
         )
 
     def fill(self, step: StepInputs, size: int) -> None:
@@ -164,6 +168,9 @@ class StaticStep:
             self.context_lens[num_seqs:size].zero_()
         if step.state_slots is not None:
             self._fill_states(step.state_slots, num_seqs, size)
+        if step.device_adapters is not None:
+            self.adapters[:num_seqs].copy_(step.device_adapters)
+            self.adapters[num_seqs:size].fill_(-1)
 
     def _fill_states(self, slots: StateSlots, num_seqs: int, size: int) -> None:
         own = (self.state_slots.reads, self.state_slots.writes, self.state_slots.kept)
@@ -176,7 +183,10 @@ class StaticStep:
 
 
 class DecodeGraphs:
-    """Replays decode steps of up to `max_batch_size` sequences, as `compute` computes them."""
+    """Replays decode steps of up to `max_batch_size` sequences, as `compute` computes them.
+
+    has_adapters: there are graphs of steps with adapters, beside those of steps without
+    """
 
     def __init__(
         self,
@@ -188,6 +198,7 @@ class DecodeGraphs:
         scratch_block_id: int,
         max_batch_size: int,
         max_total_len: int,
+        has_adapters: bool = False,
     ) -> None:
         """Captures all graphs, the largest first: the others find their memory in its pool."""
         self.sizes = batch_sizes(max_batch_size)
@@ -195,13 +206,16 @@ class DecodeGraphs:
         self._static = StaticStep.of(
             self.sizes[-1], self._max_blocks, block_size, scratch_block_id, device
         )
-        self._replays: dict[int, Callable[[], Tensor]] = {}
+        kinds = (False, True) if has_adapters else (False,)
+        self._replays: dict[tuple[int, bool], Callable[[], Tensor]] = {}
         started_s = last_s = time.monotonic()
-        for size in reversed(self.sizes):
-            self._replays[size] = capture(partial(compute, self._static.inputs(size)))
+        for size, adapted in product(reversed(self.sizes), kinds):
+            inputs = self._static.inputs(size, has_adapters=adapted)
+            self._replays[size, adapted] = capture(partial(compute, inputs))
             if time.monotonic() - last_s > _PROGRESS_INTERVAL_S:
                 last_s = time.monotonic()
-                _log.info("decode graphs: %d of %d", len(self._replays), len(self.sizes))
+                num_graphs = len(self.sizes) * len(kinds)
+                _log.info("decode graphs: %d of %d", len(self._replays), num_graphs)
         _log.info(
             "captured decode graphs of up to %d sequences in %.1f s",
             self.sizes[-1],
@@ -209,13 +223,10 @@ class DecodeGraphs:
         )
 
     def has(self, step: StepInputs) -> bool:
-        """Whether there is a graph for a step: one token and one row of logits per sequence, and no
-        adapter, which its launches know nothing of.
-        """
+        """Whether there is a graph for a step: one token and one row of logits per sequence."""
         num_seqs, num_blocks = step.block_tables.shape
         return (
-            not step.adapters
-            and num_seqs == step.num_tokens == len(step.logits_indices)
+            num_seqs == step.num_tokens == len(step.logits_indices)
             and num_seqs <= self.sizes[-1]
             and num_blocks <= self._max_blocks
         )
@@ -225,7 +236,8 @@ class DecodeGraphs:
         """The logits of a step that has a graph."""
         size = self.sizes[bisect_left(self.sizes, step.num_seqs)]
         self._static.fill(step, size)
-        return self._replays[size]()[: step.num_seqs].clone()  # the next step overwrites them
+        logits = self._replays[size, bool(step.adapters)]()
+        return logits[: step.num_seqs].clone()  # the next step overwrites them
 
 
 class CudaCapture:
@@ -343,6 +355,7 @@ class DenseCuda:
                 scratch_block_id=scratch_block_id,
                 max_batch_size=max_batch_size,
                 max_total_len=max_total_len,
+                has_adapters=self.adapters is not None,
             )
 
     def close(self) -> None:
@@ -365,7 +378,7 @@ class DenseCuda:
     def forward_eager(self, inputs: StepInputs) -> Tensor:
         """As `forward`, without graphs."""
         if self.adapters is not None:
-            self.adapters.rows.begin(inputs)
+            self.adapters.begin(inputs)
         weights = self._weights
         ops = self._ops
         residual = F.embedding(inputs.token_ids, weights.embedding)
@@ -520,7 +533,9 @@ def build_dense_cuda(
     adapters = None
     if max_loras:
         shapes = product_shapes(recipe, parameters, int4)
-        adapters = DeviceAdapters(recipe, shapes, tables, partition, device, max_lora_rank)
+        adapters = DeviceAdapters(
+            recipe, shapes, tables, partition, device, ops, max_loras, max_lora_rank
+        )
     weights = read_weights(
         recipe,
         parameters,

@@ -232,6 +232,16 @@ class LayerOps(Protocol):
         Groups are of a multiple of 16 inputs.
         """
 
+    def add_low_rank(
+        self, x: Tensor, shrinks: Tensor, expands: Tensor, places: Tensor, product: Tensor
+    ) -> None:
+        """product += x @ shrink.T @ expand.T, in place, with each row's own shrink and expand.
+
+        shrinks: [num_places, rank, num_inputs] float32
+        expands: [num_places, num_outputs, rank] float32
+        places:  [num_rows] int32; -1: nothing is added to this row
+        """
+
 
 class TorchLayerOps:
     """See LayerOps."""
@@ -355,6 +365,15 @@ class TorchLayerOps:
     def multiply_int4(self, x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
         """See LayerOps.multiply_int4."""
         return functional.linear(x, weight.dense(x.dtype), bias)
+
+    def add_low_rank(
+        self, x: Tensor, shrinks: Tensor, expands: Tensor, places: Tensor, product: Tensor
+    ) -> None:
+        """See LayerOps.add_low_rank."""
+        at = places.clamp(min=0)
+        shrunk = torch.einsum("ni,nri->nr", x.float(), shrinks[at])
+        sums = product.float() + torch.einsum("nr,nor->no", shrunk, expands[at])
+        product.copy_(torch.where(places[:, None] >= 0, sums, product.float()))
 
     def _rotated(
         self, x: Tensor, heads: HeadLayout, norm: NormWeights | None, positions: Tensor

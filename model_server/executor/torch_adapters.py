@@ -1,7 +1,8 @@
 """LoRA adapters beside products of torch: of recipes on a device, and of transformers' own classes.
 
 A step's rows are told once (AdapterRows); each product that adapters may change then adds what they
-give, adapter by adapter, in float32. A step without an adapter adds nothing.
+give, in float32: adapter by adapter, or in a recipe's decode steps row by row, by operations that a
+graph can hold. A step without an adapter adds nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_server.adapter import Adapter
+from model_server.adapter import Adapter, LowRank
 from model_server.executor.adapters import (
     MergedAdapter,
     PackedAdapter,
     adaptable_layers,
-    most_bytes,
 )
 from model_server.executor.device_weights import (
     Angles,
@@ -32,7 +32,7 @@ from model_server.executor.device_weights import (
     matrices_of,
 )
 from model_server.executor.int4 import Int4Weight
-from model_server.executor.layer_ops import TorchLayerOps
+from model_server.executor.layer_ops import LayerOps, TorchLayerOps
 from model_server.recipe.recipe import Layer, Recipe
 from model_server.staging import PinnedStaging
 from model_server.step import StepInputs
@@ -58,16 +58,28 @@ class TorchAdapter:
 
 
 class AdapterRows:
-    """Which rows of the present step are computed with the adapter of a place."""
+    """Which rows of the present step are computed with the adapter of a place.
+
+    of_place: the rows of each place
+    places:   of a decode step [num_rows] int32, each row's place, -1: none; None: see `of_place`
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._staging = PinnedStaging(device)
         self.of_place: Mapping[int, Tensor] = {}
+        self.places: Tensor | None = None
 
-    def begin(self, inputs: StepInputs) -> None:
-        """Before each step."""
+    def begin(self, inputs: StepInputs, *, decodes_by_row: bool = False) -> None:
+        """Before each step.
+
+        decodes_by_row: decode steps set `places`, where there is an adapter
+        """
+        self.of_place = {}
+        self.places = None
+        if decodes_by_row and inputs.num_tokens == inputs.num_seqs:
+            self.places = inputs.device_adapters
+            return
         if not inputs.adapters:
-            self.of_place = {}
             return
         rows = inputs.row_adapters()
         places = sorted({place for place in inputs.adapters if place is not None})
@@ -105,12 +117,47 @@ class AddedProduct:
             product.index_copy_(0, rows, sums.to(product.dtype))
 
 
+class StackedProduct:
+    """What adapters add to one product of a recipe, in memory that stays where it is, since graphs
+    of decode steps read it.
+
+    shrinks: [max_loras, rank, inputs] float32, zeros past an adapter's own rank
+    expands: [max_loras, outputs, rank]
+    """
+
+    def __init__(self, rows: AdapterRows, ops: LayerOps, max_loras: int, like: LowRankPart) -> None:
+        """`like`: the largest part that comes."""
+        self._rows = rows
+        self._ops = ops
+        self._shrinks = like.shrink.new_zeros(max_loras, *like.shrink.shape)
+        self._expands = like.expand.new_zeros(max_loras, *like.expand.shape)
+        self._of_prompts = AddedProduct(rows)
+
+    def set(self, place: int, part: LowRankPart | None) -> None:
+        """Between steps."""
+        shrink = self._shrinks[place].zero_()
+        expand = self._expands[place].zero_()
+        if part is not None:
+            rank = len(part.shrink)
+            part = LowRankPart(
+                shrink[:rank].copy_(part.shrink), expand[:, :rank].copy_(part.expand)
+            )
+        self._of_prompts.set(place, part)
+
+    def add(self, x: Tensor, product: Tensor) -> None:
+        """See AddedProduct."""
+        if self._rows.places is None:
+            self._of_prompts.add(x, product)
+        else:
+            self._ops.add_low_rank(x, self._shrinks, self._expands, self._rows.places, product)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaptedMatrix:
     """See Matrix; with what adapters add."""
 
     matrix: Matrix
-    added: AddedProduct
+    added: StackedProduct
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""
@@ -120,7 +167,12 @@ class AdaptedMatrix:
 
 
 class DeviceAdapters:
-    """See AdapterPlaces; of a recipe's products on a device."""
+    """See AdapterPlaces; of a recipe's products on a device.
+
+    An adapter waits on the host; `set` copies it to its place, for which there is memory already.
+    """
+
+    bytes_each = 0
 
     def __init__(
         self,
@@ -129,18 +181,34 @@ class DeviceAdapters:
         tables: Sequence[Angles],
         partition: Partition,
         device: torch.device,
+        ops: LayerOps,
+        max_loras: int,
         max_rank: int,
     ) -> None:
         self._recipe = recipe
         self._shapes = shapes
-        self._tables = [(cos.to(device), sin.to(device)) for cos, sin in tables]
+        self._tables = tables
         self._partition = partition
-        self._device = device
         self.adaptable = adaptable_layers(recipe, shapes)
-        self.bytes_each = most_bytes(recipe, shapes, max_rank)
-        self.rows = AdapterRows(device)
-        num_products = sum(len(layer.products) for layer in recipe.layers)
-        self._added = [AddedProduct(self.rows) for _ in range(num_products)]
+        self._rows = AdapterRows(device)
+        largest = Adapter(
+            {
+                name: LowRank(torch.zeros(max_rank, inputs), torch.zeros(outputs, max_rank))
+                for name, (outputs, inputs) in self.adaptable.items()
+            }
+        )
+        # By product; None: no adapter changes it.
+        self._added: list[StackedProduct | None] = []
+        for part in self.pack(largest).parts:
+            if part is None:
+                self._added.append(None)
+                continue
+            like = LowRankPart(part.shrink.to(device), part.expand.to(device))
+            self._added.append(StackedProduct(self._rows, ops, max_loras, like))
+
+    def begin(self, inputs: StepInputs) -> None:
+        """Before each step."""
+        self._rows.begin(inputs, decodes_by_row=True)
 
     def beside(self, weights: DenseWeights) -> DenseWeights:
         """The same, with what adapters add to the products."""
@@ -151,7 +219,7 @@ class DeviceAdapters:
         return replace(weights, layers=tuple(layers))
 
     def pack(self, adapter: Adapter) -> TorchAdapter:
-        """See AdapterPlaces; raises torch.OutOfMemoryError in place of MemoryError."""
+        """See AdapterPlaces."""
         parts = []
         for layer in self._recipe.layers:
             for index, linears in enumerate(layer.products):
@@ -165,7 +233,7 @@ class DeviceAdapters:
             merged.expands,
             self._tables,
             torch.float32,
-            self._device,
+            torch.device("cpu"),
             self._partition,
             matrices_of(TorchLayerOps()),
             has_biases=False,
@@ -186,15 +254,14 @@ class DeviceAdapters:
             expand = reader.summed(mlp.out, rank)
             shrink = _narrowed(shrink, self._partition.part(shrink.shape[1]))
         assert isinstance(expand, PlainMatrix)
-        return LowRankPart(
-            shrink.to(self._device).contiguous(), expand.weight[:, : len(rank)].contiguous()
-        )
+        return LowRankPart(shrink, expand.weight[:, : len(rank)])
 
     def set(self, place: int, adapter: PackedAdapter | None) -> None:
         """See AdapterPlaces."""
         assert adapter is None or isinstance(adapter, TorchAdapter)
         for index, added in enumerate(self._added):
-            added.set(place, None if adapter is None else adapter.parts[index])
+            if added is not None:
+                added.set(place, None if adapter is None else adapter.parts[index])
 
 
 def product_shapes(
@@ -217,7 +284,7 @@ def _narrowed(shrink: Tensor, inputs: range) -> Tensor:
     return shrink.narrow(1, inputs.start, len(inputs))
 
 
-def _adapted(layer: DenseLayer, added: Sequence[AddedProduct]) -> DenseLayer:
+def _adapted(layer: DenseLayer, added: Sequence[StackedProduct | None]) -> DenseLayer:
     mixer = layer.mixer
     mlp = layer.mlp
     if isinstance(mlp, DenseMlp):
@@ -229,12 +296,16 @@ def _adapted(layer: DenseLayer, added: Sequence[AddedProduct]) -> DenseLayer:
         layer,
         mixer=replace(
             mixer,
-            ins=AdaptedMatrix(mixer.ins, ins),
-            output=AdaptedMatrix(mixer.output, output),
+            ins=_beside(mixer.ins, ins),
+            output=_beside(mixer.output, output),
         ),
         mlp=mlp,
     )
 
 
-def _adapted_mlp(mlp: DenseMlp, added: Sequence[AddedProduct]) -> DenseMlp:
-    return replace(mlp, ins=AdaptedMatrix(mlp.ins, added[2]), out=AdaptedMatrix(mlp.out, added[3]))
+def _adapted_mlp(mlp: DenseMlp, added: Sequence[StackedProduct | None]) -> DenseMlp:
+    return replace(mlp, ins=_beside(mlp.ins, added[2]), out=_beside(mlp.out, added[3]))
+
+
+def _beside(matrix: Matrix, added: StackedProduct | None) -> Matrix:
+    return matrix if added is None else AdaptedMatrix(matrix, added)

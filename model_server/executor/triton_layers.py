@@ -6,7 +6,7 @@ multiply_int4     products with a weight in 4 bits, made 16-bit numbers on the w
 quantize_row      rows in 8-bit floating point, each with a scale of its own
 
 Activations and gates are in triton_activations.py, experts in triton_experts.py, layers that keep a
-state in triton_convolution.py and triton_delta.py.
+state in triton_convolution.py and triton_delta.py, LoRA adapters in triton_adapters.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -31,6 +31,7 @@ from model_server.executor.layer_ops import (
     normalised,
 )
 from model_server.executor.triton_activations import activated, gated_rows
+from model_server.executor.triton_adapters import add_low_rank
 from model_server.executor.triton_convolution import convolve
 from model_server.executor.triton_delta import apply_rule
 from model_server.executor.triton_experts import mixed, routed
@@ -496,6 +497,12 @@ class TritonLayerOps:
     def multiply_int4(self, x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
         """See LayerOps.multiply_int4."""
         return multiply(x, weight, bias, self._launch)
+
+    def add_low_rank(
+        self, x: Tensor, shrinks: Tensor, expands: Tensor, places: Tensor, product: Tensor
+    ) -> None:
+        """See LayerOps.add_low_rank."""
+        add_low_rank(x, shrinks, expands, places, product, self._launch)
 
     def _left(
         self, norm: NormWeights | None, part: Tensor, heads: HeadLayout

@@ -126,6 +126,18 @@ def int4(recorder: Recorder) -> None:
             ops.multiply_int4(x, weight, None)
 
 
+def adapters(recorder: Recorder) -> None:
+    """Of rank 16, beside queries, keys and values of Llama 3 8B."""
+    with recorder.case("rank 16"):
+        TritonLayerOps(recorder).add_low_rank(
+            _empty(8, 4096),
+            _empty(4, 48, 4096, dtype=torch.float32),
+            _empty(4, 6144, 48, dtype=torch.float32),
+            _empty(8, dtype=torch.int32),
+            _empty(8, 6144),
+        )
+
+
 def experts(recorder: Recorder) -> None:
     """Of Qwen3 30B-A3B with a router like DeepSeek's: a decode step, and a prompt."""
     hidden, inner, num_experts = (2048, 768, 128)

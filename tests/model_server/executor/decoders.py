@@ -90,7 +90,9 @@ class Decoder:
         adapters = None
         if has_adapters:
             shapes = product_shapes(self.recipe, self.parameters, {})
-            adapters = DeviceAdapters(self.recipe, shapes, self.tables, partition, device, 16)
+            adapters = DeviceAdapters(
+                self.recipe, shapes, self.tables, partition, device, TorchLayerOps(), 4, 16
+            )
         weights = read_weights(
             self.recipe,
             self.parameters,
