@@ -187,8 +187,7 @@ class FrontRoutes:
         if entry.state is ModelState.READY:
             status, body = await self._get(name, "/v1/models")
             served = orjson.loads(body)["data"][0] if status == 200 else {}
-            if "max_model_len" in served:
-                card["max_model_len"] = served["max_model_len"]
+            card |= {name: served[name] for name in ("max_model_len", "sees") if name in served}
         return card
 
     async def _merged_metrics(self, request: Request) -> Response:

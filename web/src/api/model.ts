@@ -7,6 +7,8 @@ export interface ServedModel {
   id: string;
   /** Tokens of prompt and answer together. */
   maxLen: number | null;
+  /** Whether messages may have images. */
+  sees: boolean;
 }
 
 export const models = signal<ServedModel[]>([]);
@@ -19,6 +21,11 @@ export function servedName(): string | undefined {
   return modelName.value ?? models.value[0]?.id;
 }
 
+/** Whether the chosen model takes images. */
+export function sees(): boolean {
+  return models.value.find(({ id }) => id === servedName())?.sees ?? false;
+}
+
 /** Asks anew; throws ServerError, or TypeError where nobody answers. */
 export async function loadModels(): Promise<void> {
   const answer = await getJson("v1/models");
@@ -26,6 +33,7 @@ export async function loadModels(): Promise<void> {
   models.value = cards.filter(isObject).map((card) => ({
     id: String(card.id),
     maxLen: typeof card.max_model_len === "number" ? card.max_model_len : null,
+    sees: card.sees === true,
   }));
   const answered = await getJson("info").catch(() => null);
   info.value = isObject(answered) ? answered : {};

@@ -6,6 +6,7 @@ import { ConstraintPanel } from "../constraints/ConstraintPanel";
 import type { SnippetKind } from "../constraints/snippets";
 import { snippet, SNIPPETS } from "../constraints/snippets";
 import { ToolPanel } from "../tools/ToolPanel";
+import { abridged } from "../files/picture";
 import { Copy } from "../ui/Copy";
 import { Side } from "../ui/Side";
 import { ThemeButton } from "../ui/ThemeButton";
@@ -61,7 +62,7 @@ function Snippet() {
   const [kind, setKind] = useState<SnippetKind>("curl");
   const messages = branch(current.value);
   const asked = messages.at(-1)?.role === "assistant" ? messages.slice(0, -1) : messages;
-  const text = snippet(kind, document.baseURI.replace(/[^/]*$/, ""), chatBody(current.value, asked));
+  const text = snippet(kind, document.baseURI.replace(/[^/]*$/, ""), abridged(chatBody(current.value, asked)));
   return (
     <div class="snippet">
       <div class="row">

@@ -6,6 +6,8 @@
 //
 // Values: each change returns a new conversation.
 
+import type { MessageFile } from "../files/attached";
+import { isPicture } from "../files/picture";
 import type { TextFile } from "../files/textFile";
 import { withFiles } from "../files/textFile";
 import type { Call } from "../tools/call";
@@ -36,7 +38,7 @@ export interface Message {
   /** Absent: there was none. */
   thought?: Thought;
   /** Sent behind `content`; absent: none. */
-  files?: TextFile[];
+  files?: MessageFile[];
   /** The tools that the model calls here; absent: none. */
   calls?: Call[];
   /** Of the role tool alone, where `content` is the result. */
@@ -102,7 +104,7 @@ export function add(
   parent: string,
   role: Role,
   content: string,
-  files: TextFile[] = [],
+  files: MessageFile[] = [],
 ): [Conversation, Message] {
   const message: Message = { id: newId(), parent, role, content, ...(files.length > 0 ? { files } : {}), end: null, error: null };
   const isFirst = Object.keys(conversation.messages).length === 0;
@@ -164,13 +166,21 @@ export function thoughtTitle({ seconds, numTokens }: Thought, isWritten: boolean
   return `Thought${time}${numTokens === null ? "" : `, ${readable(numTokens)} tokens`}`;
 }
 
+/** Images stand before the text, which most models read so. */
+function parts(content: string, files: readonly MessageFile[] = []): unknown {
+  const text = withFiles(content, files.filter((file): file is TextFile => !isPicture(file)));
+  const pictures = files.filter(isPicture).map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  if (pictures.length === 0) return text;
+  return text === "" ? pictures : [...pictures, { type: "text", text }];
+}
+
 /** A message as requests have it; the server drops a thought that its model does not read. */
 export function sent({ role, content, files, thought, calls, answered }: Message): Record<string, unknown> {
   // The API has no mark for it.
   if (answered?.isError) content = `Error: ${content || "the call failed"}`;
   return {
     role,
-    content: calls?.length && content === "" ? null : withFiles(content, files),
+    content: calls?.length && content === "" ? null : parts(content, files),
     ...(thought === undefined ? {} : { reasoning_content: thought.text }),
     ...(calls?.length ? { tool_calls: calls.map(sentCall) } : {}),
     ...(answered === undefined ? {} : { tool_call_id: answered.callId }),
@@ -206,8 +216,8 @@ function isCall(value: unknown): boolean {
 }
 
 function isFile(value: unknown): boolean {
-  const { name, text } = (value ?? {}) as Partial<Record<keyof TextFile, unknown>>;
-  return typeof name === "string" && typeof text === "string";
+  const { name, text, url } = (value ?? {}) as Partial<Record<"name" | "text" | "url", unknown>>;
+  return typeof name === "string" && (typeof text === "string" || (typeof url === "string" && url.startsWith("data:image/")));
 }
 
 /** A conversation that was exported. Throws Error with what is wrong. */
@@ -225,7 +235,7 @@ export function readConversation(value: unknown): Conversation {
     if (thought !== undefined && typeof (thought as Partial<Thought> | null)?.text !== "string")
       throw wrong(`\`messages.${id}.thought\` has no text`);
     if (files !== undefined && !(Array.isArray(files) && files.every(isFile)))
-      throw wrong(`\`messages.${id}.files\` must be a list of files with name and text`);
+      throw wrong(`\`messages.${id}.files\` must be a list of files with name and text, or image`);
     if (calls !== undefined && !(Array.isArray(calls) && calls.every(isCall)))
       throw wrong(`\`messages.${id}.calls\` must be a list of calls with id, name and arguments`);
     if ((role === "tool") !== (typeof (answered as Partial<Answered> | undefined)?.callId === "string"))

@@ -1,5 +1,6 @@
 // Files for the next message: chosen, dropped on the page, or pasted.
 import { useEffect, useRef, useState } from "preact/hooks";
+import { sees } from "../api/model";
 import { attach } from "./attached";
 
 // Longer texts that are pasted are files.
@@ -35,8 +36,8 @@ export function AttachButton() {
   }, []);
   return (
     <>
-      {isOver && <div class="drop-place">Text files become part of your message</div>}
-      <button type="button" class="attach" aria-label="Attach text files" title="Attach text files" onClick={() => picker.current?.click()}>
+      {isOver && <div class="drop-place">{sees() ? "Images and text files" : "Text files"} become part of your message</div>}
+      <button type="button" class="attach" aria-label="Attach files" title="Attach files" onClick={() => picker.current?.click()}>
         <span aria-hidden="true">+</span>
       </button>
       <input
@@ -44,7 +45,7 @@ export function AttachButton() {
         type="file"
         multiple
         hidden
-        aria-label="Text files"
+        aria-label="Files"
         onChange={(event) => {
           void attach([...(event.currentTarget.files ?? [])]);
           event.currentTarget.value = "";

@@ -1,6 +1,8 @@
 // The files of the next message, each of which can be left out, and those that could not be read.
 import { fixed } from "../ui/numbers";
+import type { MessageFile } from "./attached";
 import { attached, fileTroubles } from "./attached";
+import { isPicture } from "./picture";
 import type { TextFile } from "./textFile";
 
 export function AttachedFiles() {
@@ -10,7 +12,8 @@ export function AttachedFiles() {
         <ul class="attached" aria-label="Attached files">
           {attached.value.map((file, index) => (
             <li key={index}>
-              {file.name} <small>{sizeOf(file)}</small>
+              {isPicture(file) ? <img src={file.url} alt="" /> : null}
+              {file.name} {isPicture(file) ? null : <small>{sizeOf(file)}</small>}
               <button
                 type="button"
                 class="quiet"
@@ -32,18 +35,22 @@ export function AttachedFiles() {
   );
 }
 
-/** The files of a message that was sent, folded. */
-export function SentFiles({ files }: { files: readonly TextFile[] }) {
+/** The files of a message that was sent: texts folded, images small. */
+export function SentFiles({ files }: { files: readonly MessageFile[] }) {
   return (
     <>
-      {files.map((file, index) => (
-        <details key={index} class="sent-file">
-          <summary>
-            {file.name} <small>{sizeOf(file)}</small>
-          </summary>
-          <pre tabIndex={0}>{file.text}</pre>
-        </details>
-      ))}
+      {files.map((file, index) =>
+        isPicture(file) ? (
+          <img key={index} class="sent-picture" src={file.url} alt={file.name} title={file.name} />
+        ) : (
+          <details key={index} class="sent-file">
+            <summary>
+              {file.name} <small>{sizeOf(file)}</small>
+            </summary>
+            <pre tabIndex={0}>{file.text}</pre>
+          </details>
+        ),
+      )}
     </>
   );
 }

@@ -1,9 +1,14 @@
 // The files of the next message.
 import { signal } from "@preact/signals";
+import { info, sees } from "../api/model";
+import type { Picture } from "./picture";
+import { readPicture } from "./picture";
 import type { TextFile } from "./textFile";
 import { readTextFile } from "./textFile";
 
-export const attached = signal<TextFile[]>([]);
+export type MessageFile = TextFile | Picture;
+
+export const attached = signal<MessageFile[]>([]);
 /** Why files were left out. */
 export const fileTroubles = signal<string[]>([]);
 
@@ -11,7 +16,7 @@ export async function attach(files: Iterable<File>): Promise<void> {
   fileTroubles.value = [];
   for (const file of files) {
     try {
-      const read = await readTextFile(file);
+      const read = await (file.type.startsWith("image/") ? readImage(file) : readTextFile(file));
       attached.value = [...attached.value, read];
     } catch (error) {
       fileTroubles.value = [...fileTroubles.value, error instanceof Error ? error.message : String(error)];
@@ -19,8 +24,14 @@ export async function attach(files: Iterable<File>): Promise<void> {
   }
 }
 
+async function readImage(file: File): Promise<Picture> {
+  const { blind_reason: reason } = info.value;
+  if (!sees()) throw new Error(`${file.name}: this model reads text alone${typeof reason === "string" ? `: ${reason}` : ""}`);
+  return readPicture(file);
+}
+
 /** Hands the files over to a message. */
-export function takeAttached(): TextFile[] {
+export function takeAttached(): MessageFile[] {
   const taken = attached.value;
   attached.value = [];
   fileTroubles.value = [];

@@ -11,7 +11,7 @@ const MAX_BYTES = 256 * 1024;
 /** Throws Error with why a file cannot be part of a message. */
 export async function readTextFile(file: File): Promise<TextFile> {
   const { name } = file;
-  if (/^(image|audio|video)\//.test(file.type)) throw new Error(`${name}: only text is read, no ${file.type.split("/")[0]}`);
+  if (/^(audio|video)\//.test(file.type)) throw new Error(`${name}: only text and images are read, no ${file.type.split("/")[0]}`);
   if (file.size > MAX_BYTES) throw new Error(`${name}: a file may have ${MAX_BYTES / 1024} kB, this one has ${Math.ceil(file.size / 1024)}`);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
