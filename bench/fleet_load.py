@@ -1,6 +1,6 @@
 """Replicas of a model under prompts that share their beginnings: a front, and in turns round robin.
 
-    python -m bench.fleet_load --model /tmp/llama-100m [--rate 4] [--rounds 3]
+    python -m bench.fleet_load --model /tmp/llama-100m [--rate 4] [--system-len 512] [--rounds 3]
 
 Starts four servers of one thread each and a front that knows them by `--replica`. A load is of
 conversations below system prompts, which some ask for more often than others (Zipf's law); new
@@ -33,19 +33,18 @@ _NUM_REPLICAS = 4
 _NUM_SYSTEMS = 12
 _NUM_USERS = 24
 _NUM_TURNS = 4
-_SYSTEM_LEN = 512
 _MESSAGE_LEN = 24
 _OUTPUT_LEN = 16
 _BLOCK_LEN = 16
-_KV_BLOCKS = _NUM_SYSTEMS * _SYSTEM_LEN * 2 // 3 // _BLOCK_LEN
+_MAX_TOTAL_LEN = 4096
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def prompts_of(words: Sequence[str], num_requests: int, seed: int) -> list[str]:
+def prompts_of(words: Sequence[str], num_requests: int, system_len: int, seed: int) -> list[str]:
     """Each is a system prompt and a conversation so far, which grows by four turns."""
     draw = random.Random(seed)
     weights = [1 / number**0.8 for number in range(1, _NUM_SYSTEMS + 1)]
-    systems = ["".join(draw.choices(words, k=_SYSTEM_LEN)) for _ in weights]
+    systems = ["".join(draw.choices(words, k=system_len)) for _ in weights]
     of_users = draw.choices(systems, weights, k=_NUM_USERS)
     histories: list[list[str]] = [[] for _ in of_users]
     prompts = []
@@ -59,9 +58,10 @@ def prompts_of(words: Sequence[str], num_requests: int, seed: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _served(model: Path) -> Iterator[tuple[str, list[str]]]:
+def _served(model: Path, system_len: int) -> Iterator[tuple[str, list[str]]]:
     """The URLs of a front and of its replicas."""
-    flags = ("--kv-blocks", str(_KV_BLOCKS), "--max-total-tokens", "1024")
+    num_blocks = max(_NUM_SYSTEMS * system_len * 2 // 3, _MAX_TOTAL_LEN) // _BLOCK_LEN
+    flags = ("--kv-blocks", str(num_blocks), "--max-total-tokens", str(_MAX_TOTAL_LEN))
     with contextlib.ExitStack() as stack:
         urls = []
         for number in range(_NUM_REPLICAS):
@@ -102,6 +102,7 @@ def main(argv: Sequence[str]) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second in all")
+    parser.add_argument("--system-len", type=int, default=512, help="tokens of a system prompt")
     parser.add_argument("--requests", type=int, default=140, help="of each load")
     parser.add_argument("--rounds", type=int, default=3, help="a load by each way")
     parser.add_argument("--seed", type=int, default=0, help="of the first round")
@@ -111,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     # So that no server is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     num_errors = 0
-    with _served(args.model) as (front, urls):
+    with _served(args.model, args.system_len) as (front, urls):
         for number in progress(range(args.seed, args.seed + args.rounds), "rounds"):
             ways = {"round robin": urls, "front": [front]}
             for way in sorted(ways, reverse=bool(number % 2)):
@@ -119,14 +120,15 @@ def main(argv: Sequence[str]) -> int:
                 load = Load(args.requests, 1, _OUTPUT_LEN, rate=args.rate, seed=number)
                 bodies = [
                     body_of(Target(front, "tgi"), load, prompt)
-                    for prompt in prompts_of(words, args.requests, seed)
+                    for prompt in prompts_of(words, args.requests, args.system_len, seed)
                 ]
                 posted = [f"{url}/generate_stream" for url in ways[way]]
                 draw = random.Random(number)
                 traces = asyncio.run(open_loop(cycle(posted), iter(bodies), args.rate, draw))
                 figures = figures_of(traces, args.good)
                 num_errors += sum(trace.error is not None for trace in traces)
-                sys.stdout.write(json.dumps({"way": way, "round": number, **figures}) + "\n")
+                row = {"way": way, "rate": args.rate, "round": number, **figures}
+                sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()
     return 1 if num_errors else 0
 

@@ -28,15 +28,15 @@ from starlette.types import ASGIApp
 from fleet.config import FleetCommand, FleetConfig, read_config
 from fleet.discovery import Discovery
 from fleet.errors import DidNotStart
-from fleet.front import Front, FrontRoutes
+from fleet.front import Front
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import AnyModel, ListedModels, ModelNames
+from fleet.relay import ReplicaSockets
 from fleet.replica_front import MoveRules, ReplicaFront
 from fleet.replica_pool import CheckRules, ReplicaPool, RunningReplicas
 from fleet.replica_servers import ReplicaRules, ReplicaServers
-from fleet.replica_sockets import ReplicaSockets
 from fleet.servers import LaunchedServers, ServerRules
 from fleet.sockets import FleetSockets, SocketServices
 from processes.addresses import socket_folder
@@ -185,18 +185,20 @@ def _of_models(
     parser = _parser()
     services = SocketServices(manager, names, metrics, hello, parser)
     sockets = FleetSockets(services, config.api_key)
-    front_routes = FrontRoutes(
+    max_body_len = config.max_body_len(with_images=True)
+    bodies = BodyReader(max_body_len, config.body_timeout, metrics.connections_cut)
+    app = Front(
         manager,
         names,
         metrics,
+        sockets,
+        bodies,
+        parser,
         version=version("tandem"),
         max_loaded=config.max_loaded_models,
         created_s=int(time.time()),
         keys=config.api_key,
     )
-    max_body_len = config.max_body_len(with_images=True)
-    bodies = BodyReader(max_body_len, config.body_timeout, metrics.connections_cut)
-    app = Front(manager, names, front_routes, metrics, sockets, bodies, parser)
     return _Parts(app, manager, sockets, ", ".join(config.model))
 
 

@@ -1,19 +1,24 @@
 """What the fronts of models and of replicas are as ASGI applications: errors in their dialect."""
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.errors import FleetError
-from fleet.metrics import FleetMetrics
+from fleet.metrics import FleetMetrics, merge
+from fleet.upstream import Address, Headers, get
 from router.http.bodies import ClientLeft
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord
 
 _logger = logging.getLogger("fleet")
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TIMEOUT_S = 5.0
 
 
 class FrontApplication(ABC):
@@ -37,6 +42,26 @@ class FrontApplication(ABC):
                 await self._pass_on(request, send)
         except HttpError as error:
             await self._problem(request, error).response()(scope, receive, send)
+
+    async def _ask_all(
+        self, servers: Mapping[str, Address], path: str, headers: Headers
+    ) -> dict[str, tuple[int, bytes]]:
+        """Status and body of GET `path` from each server; status 0: it did not answer."""
+        asking = [get(address, path, headers, _TIMEOUT_S) for address in servers.values()]
+        answers = dict(zip(servers, await asyncio.gather(*asking), strict=True))
+        for name, (status, body) in answers.items():
+            if not status:
+                _logger.warning("%s did not answer GET %s: %s", name, path, body.decode())
+        return answers
+
+    async def _metrics_page(
+        self, servers: Mapping[str, Address], headers: Headers, label: str
+    ) -> Response:
+        """Its own metrics, and those of servers with their names as this label."""
+        answers = await self._ask_all(servers, "/metrics", headers)
+        pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
+        text = merge(self._metrics.exposition().decode(), pages, label)
+        return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
 
     @abstractmethod
     async def _answer(self, request: Request) -> Response | None:

@@ -1,6 +1,6 @@
 """The front as an ASGI application: it answers its own routes and passes the others on.
 
-    own route: health, models, metrics, pages ------------> FrontRoutes; loads nothing
+    own route: health, models, metrics, pages ------------> answered here; loads nothing
     a route of the router: read_requested_model -> Model -> Lease -> forward, send_back
     a stored response, the document ----------------------> a loaded model's server
     a WebSocket ------------------------------------------> fleet/sockets.py
@@ -9,7 +9,6 @@ Routes of the router are told by their paths; what they take and answer only its
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -20,12 +19,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Send
 
 from fleet.application import FrontApplication
-from fleet.errors import FleetError, NoModelNamed, ServerGone, UnknownModel
-from fleet.metrics import FleetMetrics, merge
+from fleet.errors import NoModelNamed, ServerGone, UnknownModel
+from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelState
 from fleet.names import PLACEHOLDERS, Model, ModelNames
-from fleet.upstream import forward, send_back, send_request
+from fleet.upstream import forward, send_back
 from router.http.bodies import (
     BodyReader,
     ParserThread,
@@ -37,7 +36,6 @@ from router.http.errors import Dialect, HttpError, model_not_found
 from router.http.server.docs import OPENAPI_PATH
 from router.http.server.page import ASSETS_PATH, DOCS_PATH, asset, docs, page, wants_page
 
-_logger = logging.getLogger("fleet")
 _MAX_TRIES = 3
 # Of the router's API; the front answers its GET routes itself.
 _POST_PATHS = frozenset(
@@ -61,14 +59,12 @@ _POST_PATHS = frozenset(
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
 _DOCUMENTS = frozenset({OPENAPI_PATH})
 _MAX_QUOTED_LEN = 60
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SERVER_TIMEOUT_S = 5.0
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class FrontRoutes:
-    """The routes that the front answers itself; none of them loads a model or waits for one.
+class Front(FrontApplication):
+    """The front of several models. Its own routes load none, and wait for none.
 
     `keys` are the servers' too.
     """
@@ -78,15 +74,20 @@ class FrontRoutes:
         manager: ModelManager,
         names: ModelNames,
         metrics: FleetMetrics,
+        sockets: ASGIApp,
+        bodies: BodyReader,
+        parser: ParserThread,
         *,
         version: str,
         max_loaded: int,
         created_s: int,
         keys: tuple[str, ...] = (),
     ) -> None:
+        super().__init__(metrics, sockets)
         self._manager = manager
         self._names = names
-        self._metrics = metrics
+        self._bodies = bodies
+        self._parser = parser
         self._version = version
         self._max_loaded = max_loaded
         self._created_s = created_s
@@ -102,16 +103,11 @@ class FrontRoutes:
             "/health/live": self._live,
             "/health/progress": self._progress,
             "/info": self._info,
-            "/metrics": self._merged_metrics,
+            "/metrics": self._all_metrics,
             "/v1/models": self._models,
         }
 
-    def has(self, path: str) -> bool:
-        """Whether the front answers GET requests for a path."""
-        return self._handler(path) is not None
-
-    async def answer(self, request: Request) -> Response | None:
-        """The response; None for requests that are passed on. Raises HttpError."""
+    async def _answer(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
             return None
         handler = self._handler(request.scope["path"])
@@ -137,7 +133,9 @@ class FrontRoutes:
 
     async def _progress(self, request: Request) -> Response:
         """Whether the server of every loaded model makes progress."""
-        for name, (status, body) in (await self._get_all("/health/progress")).items():
+        ready = self._manager.ready()
+        answers = await self._ask_all(ready, "/health/progress", self._headers)
+        for name, (status, body) in answers.items():
             if status != 200:
                 raise _unhealthy(f"{name}: {body.decode(errors='replace')[:200] or status}")
         return Response()
@@ -185,66 +183,14 @@ class FrontRoutes:
         if entry.state is ModelState.FAILED:
             card["failure"] = entry.failure
         if entry.state is ModelState.READY:
-            status, body = await self._get(name, "/v1/models")
+            ready = {name: self._manager.ready()[name]}
+            status, body = (await self._ask_all(ready, "/v1/models", self._headers))[name]
             served = orjson.loads(body)["data"][0] if status == 200 else {}
             card |= {name: served[name] for name in ("max_model_len", "sees") if name in served}
         return card
 
-    async def _merged_metrics(self, request: Request) -> Response:
-        answers = await self._get_all("/metrics")
-        pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
-        text = merge(self._metrics.exposition().decode(), pages, "model")
-        return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
-
-    async def _get_all(self, path: str) -> dict[str, tuple[int, bytes]]:
-        """Status and body of GET `path` from the server of each loaded model."""
-        names = list(self._manager.ready())
-        answers = await asyncio.gather(*(self._get(name, path) for name in names))
-        return dict(zip(names, answers, strict=True))
-
-    async def _get(self, name: str, path: str) -> tuple[int, bytes]:
-        """Status and body of GET `path` from a model's server; status 0: it did not answer."""
-        socket = self._manager.ready().get(name)
-        if socket is None:
-            return 0, b"it is gone"
-        try:
-            async with asyncio.timeout(_SERVER_TIMEOUT_S):
-                response = await send_request(socket, "GET", path.encode(), self._headers)
-                try:
-                    return response.status, await response.read()
-                finally:
-                    response.close()
-        except (FleetError, TimeoutError) as error:
-            _logger.warning("%s did not answer GET %s: %s", name, path, error)
-            return 0, str(error).encode()
-
-
-def _unhealthy(message: str) -> HttpError:
-    return HttpError(503, "healthcheck", message)
-
-
-class Front(FrontApplication):
-    """The front of several models."""
-
-    def __init__(
-        self,
-        manager: ModelManager,
-        names: ModelNames,
-        front_routes: FrontRoutes,
-        metrics: FleetMetrics,
-        sockets: ASGIApp,
-        bodies: BodyReader,
-        parser: ParserThread,
-    ) -> None:
-        super().__init__(metrics, sockets)
-        self._manager = manager
-        self._names = names
-        self._front_routes = front_routes
-        self._bodies = bodies
-        self._parser = parser
-
-    async def _answer(self, request: Request) -> Response | None:
-        return await self._front_routes.answer(request)
+    async def _all_metrics(self, request: Request) -> Response:
+        return await self._metrics_page(self._manager.ready(), self._headers, "model")
 
     async def _pass_on(self, request: Request, send: Send) -> None:
         path = request.scope["path"]
@@ -289,13 +235,17 @@ class Front(FrontApplication):
 
     def _no_route(self, method: str, path: str) -> HttpError:
         allowed = methods_of(path)
-        if self._front_routes.has(path):
+        if self._handler(path) is not None:
             allowed |= {"GET", "HEAD"}
         if not allowed:
             return HttpError(404, "not_found", f"there is nothing at {path[:200]}")
         listed = ", ".join(sorted(allowed))
         message = f"{method} is not a method of {path[:200]}; {listed} would be"
         return HttpError(405, "method_not_allowed", message, headers={"allow": listed})
+
+
+def _unhealthy(message: str) -> HttpError:
+    return HttpError(503, "healthcheck", message)
 
 
 async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -> Model:

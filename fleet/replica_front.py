@@ -29,7 +29,7 @@ from fleet.errors import (
     ShuttingDown,
     TooManyMoves,
 )
-from fleet.metrics import FleetMetrics, merge
+from fleet.metrics import FleetMetrics
 from fleet.replica_pool import ReplicaPool, Use
 from fleet.replicas import prompt_pieces
 from fleet.tagged_stream import TaggedStream
@@ -40,7 +40,6 @@ from fleet.upstream import (
     forward,
     has_events,
     returned,
-    send_request,
 )
 from router.http.bodies import (
     BodyReader,
@@ -61,8 +60,8 @@ _MAX_MOVES = 2
 _MAX_TRIES = 64
 # In which the replica that was cut may come back.
 _MOVE_WAIT_S = 60.0
-_METRICS_TIMEOUT_S = 5.0
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# What those who ask for metrics say of themselves.
+_OF_METRICS = frozenset({b"host", b"authorization"})
 # Each replica has its own limit; this one is for who sends without an end.
 _MAX_UPLOAD_LEN = 1 << 28
 _OF_EACH = frozenset({LOAD_PATH, UNLOAD_PATH})
@@ -122,29 +121,10 @@ class ReplicaFront(FrontApplication):
                 )
                 raise HttpError(503, "healthcheck", f"the server {why}")
             return Response()
-        return await self._merged_metrics(request) if path == "/metrics" else None
-
-    async def _merged_metrics(self, request: Request) -> Response:
-        names = list(self._pool.ready)
-        answers = await asyncio.gather(*(self._get_metrics(request, name) for name in names))
-        pages = {name: page for name, page in zip(names, answers, strict=True) if page}
-        text = merge(self._metrics.exposition().decode(), pages, "replica")
-        return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
-
-    async def _get_metrics(self, request: Request, name: str) -> str:
-        """A replica's page; empty where there is none."""
-        sent = {b"host", b"authorization"}
-        headers = [header for header in request.scope["headers"] if header[0] in sent]
-        try:
-            async with asyncio.timeout(_METRICS_TIMEOUT_S):
-                address = self._pool.ready[name]
-                response = await send_request(address, "GET", b"/metrics", headers)
-                with closing(response):
-                    page = await response.read()
-                return page.decode() if response.status == 200 else ""
-        except (FleetError, KeyError, ResponseCut, TimeoutError) as error:
-            _logger.warning("replica %s did not answer GET /metrics: %s", name, error)
-            return ""
+        if path != "/metrics":
+            return None
+        sent = [each for each in request.scope["headers"] if each[0] in _OF_METRICS]
+        return await self._metrics_page(self._pool.ready, sent, "replica")
 
     async def _ask_each(self, request: Request) -> Response:
         """Have every replica do it; the answer is the first failure, or the last success."""

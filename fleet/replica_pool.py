@@ -10,14 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleet.errors import FleetError, NoReplica
+from fleet.errors import NoReplica
 from fleet.metrics import FleetMetrics
 from fleet.replicas import Pick, Replicas
-from fleet.upstream import Address, UpstreamResponse, send_request
+from fleet.upstream import Address, UpstreamResponse, get
 from processes.signals import first_of
 from router.http.bodies import end
 
 _logger = logging.getLogger("fleet")
+_HEADERS = [(b"host", b"fleet")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,28 +143,16 @@ class ReplicaPool:
     async def _check(self, name: str, address: Address) -> None:
         num_silent = 0
         while True:
-            status = await self._status(address)
+            status, _ = await get(address, "/health/ready", _HEADERS, self._rules.timeout_s)
             if status == 200:
                 self._admit(name)
             else:
-                said = "it does not answer" if status is None else f"/health/ready is {status}"
-                self._eject(name, said)
-            num_silent = 0 if status is not None else num_silent + 1
+                self._eject(name, f"/health/ready is {status}" if status else "it does not answer")
+            num_silent = 0 if status else num_silent + 1
             if num_silent == self._rules.max_silent:
                 for use in [each for each in self._uses if each.address == address]:
                     use.cut()
             await asyncio.sleep(self._rules.interval_s)
-
-    async def _status(self, address: Address) -> int | None:
-        """That of /health/ready; None: no answer."""
-        try:
-            async with asyncio.timeout(self._rules.timeout_s):
-                host = [(b"host", b"fleet")]
-                response = await send_request(address, "GET", b"/health/ready", host)
-                response.close()
-                return response.status
-        except (FleetError, TimeoutError):
-            return None
 
     def _admit(self, name: str) -> None:
         if self._replicas.admit(name):

@@ -27,7 +27,7 @@ _FAILED_STOP_S = 5.0
 _MAX_REASON_LEN = 500
 # In front of the lines of other processes that an error quotes.
 _INDENT = "    "
-_PROCESS_NAME = re.compile(r"\S+( \d+)? \| ")
+_PREFIX = re.compile(r"\S+( \d+)? \| (\d\d:\d\d:\d\d )?")
 # Environment variables of the front alone; servers get flags for them.
 FRONT_VARIABLES = frozenset(
     {
@@ -223,7 +223,7 @@ def exit_reason(child: Child) -> str:
 
 
 def _message(line: str) -> str:
-    """The message of a log line, which is text after a process's name, or JSON."""
+    """The message of a log line, which is text after a process's name and a time, or JSON."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(line)["message"])
-    return _PROCESS_NAME.sub("", line)
+    return _PREFIX.sub("", line)

@@ -4,30 +4,38 @@
 
 The address (`?model=`) or the first frame that needs a model names it; without a name it is the
 default. The lease lasts until the socket is closed, so its model stays in memory though no stream
-is open. The close of the server's socket closes the client's, with the same code; 1012 where the
-server is gone without one.
+is open. Then it is as in `fleet/relay.py`.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 from starlette.types import Receive, Scope, Send
-from websockets.asyncio.client import ClientConnection, unix_connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import WebSocketException
 
 from fleet.errors import FleetError, NotNow, ServerGone
 from fleet.front import model_of
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import Lease, ModelManager
 from fleet.names import Model, ModelNames
+from fleet.relay import (
+    GOING_AWAY,
+    OpenSockets,
+    ServerLost,
+    SocketClose,
+    close_socket,
+    connect_socket,
+    relay,
+)
 from router.http.bodies import (
     DEFAULT_BOUNDS,
     JsonBounds,
@@ -54,24 +62,11 @@ _COMMANDS = _TOKEN_COMMANDS | {"HELLO", "CANCEL", "MODEL_INFO"}
 # Messages that wait while the model is loaded; more are not read.
 _MAX_QUEUED = 16
 _MAX_COMMAND_LEN = 40
-_MAX_REASON_LEN = 123
-_CONNECT_TIMEOUT_S = 10.0
 _GONE = "the model's server stopped; it is loaded anew when asked for"
 # Close codes of WebSockets.
-_GOING_AWAY = 1001
 _UNSUPPORTED_DATA = 1003
-_NO_STATUS = 1005
 _INVALID_DATA = 1007
 _INTERNAL_ERROR = 1011
-_SERVICE_RESTART = 1012
-
-
-class SocketClose(Exception):
-    """Why a client's socket is closed: with `code`, and the text as the reason."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +99,13 @@ class SocketServices:
     parser: ParserThread
 
 
-class FleetSockets:
-    """Owner of the open sockets."""
+class FleetSockets(OpenSockets):
+    """Serves those of several models."""
 
     def __init__(self, services: SocketServices, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(services.metrics)
         self._services = services
         self._keys = keys
-        self._sockets: set[FleetSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket, from its handshake until it is closed."""
@@ -122,21 +117,8 @@ class FleetSockets:
         await receive()
         query = parse_qs(scope["query_string"].decode(errors="replace"))
         model_name = query.get("model", [None])[0]
-        socket = FleetSocket(self._services, model_name, self._headers(scope), send)
-        gauge = self._services.metrics.sockets
-        self._sockets.add(socket)
-        gauge.set(len(self._sockets))
-        try:
-            await socket.run(receive)
-        finally:
-            self._sockets.discard(socket)
-            gauge.set(len(self._sockets))
-
-    async def close(self) -> None:
-        """Close what is still open."""
-        await asyncio.gather(
-            *(socket.close(_GOING_AWAY, "the server stops") for socket in self._sockets)
-        )
+        with self.opened(send):
+            await FleetSocket(self._services, model_name, self._headers(scope), send).run(receive)
 
     def _headers(self, scope: Scope) -> list[tuple[str, str]]:
         """The headers of the connection to a model's server."""
@@ -180,23 +162,17 @@ class FleetSocket:
                 if task.done():
                     task.result()
         except SocketClose as close:
-            await self.close(close.code, str(close))
+            await close_socket(self._send, close)
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
         except Exception:
             _logger.exception("a socket failed by a bug")
-            await self.close(_INTERNAL_ERROR, "a bug; the server's log has more")
+            bug = SocketClose(_INTERNAL_ERROR, "a bug; the server's log has more")
+            await close_socket(self._send, bug)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def close(self, code: int, reason: str) -> None:
-        reason = reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
-        try:
-            await self._send({"type": "websocket.close", "code": code, "reason": reason})
-        except (OSError, RuntimeError) as error:
-            _logger.debug("a socket was closed already: %s", error)
 
     async def _read(self, receive: Receive) -> None:
         """Queue the client's messages until it leaves."""
@@ -265,8 +241,8 @@ class FleetSocket:
             await self._send_text(frame_text("SYS", fields))
         return await self._manager.acquire(model)
 
-    async def _relay(self, lease: Lease, frame: Frame) -> NoReturn:
-        """Pass messages on, `frame` first, until the server's socket is closed.
+    async def _relay(self, lease: Lease, frame: Frame) -> None:
+        """Pass messages on, `frame` first.
 
         Raises ServerGone if the server is not reached, and SocketClose in the end.
         """
@@ -275,54 +251,30 @@ class FleetSocket:
         except (OSError, WebSocketException, TimeoutError) as error:
             self._manager.report_failure(lease)
             raise ServerGone(_GONE) from error
-        sending = asyncio.create_task(self._send_on(server, lease.model.name, frame.text))
         try:
-            while True:
-                await self._send_text(await server.recv(decode=True))
-        except ConnectionClosed as error:
-            raise self._close_by(error, lease) from error
-        finally:
-            sending.cancel()
-            # Its server cancels what it does for this socket.
-            server.transport.abort()
+            await relay(server, self._counted(lease.model.name, frame.text), self._send, _GONE)
+        except ServerLost:
+            if self._manager.is_draining:
+                raise SocketClose(GOING_AWAY, "the server stops") from None
+            self._manager.report_failure(lease)
+            self._metrics.rejected.inc(ServerGone.TYPE)
+            raise
 
     async def _connect(self, socket: Path) -> ClientConnection:
         """A connection to a model's server that speaks the client's version."""
-        server = await unix_connect(
-            str(socket),
-            uri="ws://fleet/lmtp",
-            additional_headers=self._headers,
-            compression=None,
-            max_size=None,
-            ping_interval=None,
-            open_timeout=_CONNECT_TIMEOUT_S,
-            close_timeout=0.1,
-            proxy=None,
-        )
+        server = await connect_socket(socket, "/lmtp", self._headers)
         if self._version > 1:
             # The client has its answer to HELLO.
             await server.send(f'HELLO {{"stream_id":0,"version":{self._version}}}')
             await server.recv()
         return server
 
-    async def _send_on(self, server: ClientConnection, model: str, message: str | bytes) -> None:
-        """Send the client's messages to the server, `message` first."""
-        with suppress(ConnectionClosed):  # `_relay` notices it too
-            while True:
-                self._metrics.requests.inc(model)
-                await server.send(message)
-                message = await self._messages.get()
-
-    def _close_by(self, closed: ConnectionClosed, lease: Lease) -> SocketClose:
-        """The close of the client's socket where the server's was closed, or is gone."""
-        received = closed.rcvd
-        if received is not None and received.code != _NO_STATUS:
-            return SocketClose(received.code, received.reason)
-        if self._manager.is_draining:
-            return SocketClose(_GOING_AWAY, "the server stops")
-        self._manager.report_failure(lease)
-        self._metrics.rejected.inc(ServerGone.TYPE)
-        return SocketClose(_SERVICE_RESTART, _GONE)
+    async def _counted(self, model: str, message: str | bytes) -> AsyncIterator[str | bytes]:
+        """The client's messages, `message` first."""
+        while True:
+            self._metrics.requests.inc(model)
+            yield message
+            message = await self._messages.get()
 
     async def _refuse(self, frame: Frame, error: HttpError) -> None:
         if frame.command == "CANCEL" and isinstance(error, NotNow):

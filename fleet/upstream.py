@@ -191,6 +191,17 @@ async def send_request(
     return response
 
 
+async def get(address: Address, path: str, headers: Headers, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body of a server's answer; 0 and a reason where there is none in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await send_request(address, "GET", path.encode(), headers)
+            with contextlib.closing(response):
+                return response.status, await response.read()
+    except (FleetError, ResponseCut, TimeoutError) as error:
+        return 0, str(error).encode()
+
+
 async def _write(writer: asyncio.StreamWriter, body: bytes | StreamedBody) -> None:
     with contextlib.suppress(OSError):
         if isinstance(body, bytes):

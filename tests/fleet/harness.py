@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 
 from fleet.errors import DidNotStart
-from fleet.front import Front, FrontRoutes
+from fleet.front import Front
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelState, ModelTable
@@ -305,14 +305,12 @@ async def running_fleet(
     table = ModelTable(LoadingRules(max_loaded))
     manager = ModelManager(table, servers, metrics, load_timeout_s)
     names = names or ListedModels(list(listeners.sockets))
-    routes = FrontRoutes(
-        manager, names, metrics, version="0.0.1", max_loaded=1, created_s=1, keys=keys
-    )
     hello = {"server": "tandem 0.0.1", "max_message_len": 1 << 23, "max_streams": 4}
     parser = ParserThread(DEFAULT_BOUNDS)
     sockets = FleetSockets(SocketServices(manager, names, metrics, hello, parser), keys)
     bodies = BodyReader(100_000, 30.0, metrics.connections_cut)
-    app: ASGIApp = Front(manager, names, routes, metrics, sockets, bodies, parser)
+    facts: dict[str, Any] = {"version": "0.0.1", "max_loaded": 1, "created_s": 1}
+    app: ASGIApp = Front(manager, names, metrics, sockets, bodies, parser, keys=keys, **facts)
     if keys:
         ring = KeyRing(plain_keys(keys))
         app = ApiKeyAuth(app, ring, metrics.rejected, protects_metrics=False)

@@ -74,9 +74,9 @@ def test_a_model_may_fill_its_share_beside_those_of_others(num_others: int, shar
     [
         pytest.param(
             [
-                "launcher | loading",
+                "launcher | 12:00:00 loading",
                 "shard 0 | error: no weights",
-                "launcher | error: shard 0 stopped",
+                "launcher | 12:00:01 error: shard 0 stopped",
             ],
             "no weights",
             id="text",
@@ -86,10 +86,10 @@ def test_a_model_may_fill_its_share_beside_those_of_others(num_others: int, shar
         ),
         pytest.param(
             [
-                "launcher | error: router stopped with exit code 1; its last lines:",
+                "launcher | 12:00:01 error: router stopped with exit code 1; its last lines:",
                 "    Traceback (most recent call last):",
                 "    ImportError: no such name",
-                "launcher | stopped",
+                "launcher | 12:00:02 stopped",
             ],
             "router stopped with exit code 1: ImportError: no such name",
             id="last-lines",

@@ -14,8 +14,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from fleet.metrics import FleetMetrics
+from fleet.relay import ReplicaSockets
 from fleet.replica_pool import CheckRules, ReplicaPool
-from fleet.replica_sockets import ReplicaSockets
 from router.http.bodies import body_part
 from router.http.server.access import Access
 from tests.fleet.harness import FRONT, Listeners, listening
