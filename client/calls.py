@@ -20,11 +20,13 @@ class Message:
     """A turn of a chat. `role`: system, user, assistant or tool.
 
     `thought`: what the assistant thought before; the server drops what its model does not read.
+    `images`: URLs, data: ones among them (`client.images`), which stand before the text.
     """
 
     role: str
     content: str
     thought: str = ""
+    images: tuple[str, ...] = ()
 
 
 # Text (the server adds its tokenizer's special tokens), token ids, or the turns of a chat for the

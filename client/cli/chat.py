@@ -23,8 +23,10 @@ from client.calls import Answer, GenerateCall, Message
 from client.cli.line import CONSTRAINT_KEYS, KEYS, call_of, read_line, read_parameter
 from client.cli.terminal import Screen
 from client.errors import BadInput, TandemError
+from client.images import image_url
 from client.lmtp.model import LmtpModel
 from client.lmtp.replies import Greeting
+from client.lmtp.requests import content_of
 
 _ROLES = ("user", "assistant")
 
@@ -40,23 +42,26 @@ class Conversation:
     turns: tuple[Message, ...] = ()
     is_raw: bool = False
 
-    def prompt(self, text: str) -> str | tuple[Message, ...]:
+    def prompt(self, text: str, images: tuple[str, ...] = ()) -> str | tuple[Message, ...]:
         """The prompt of a request for the next answer."""
         if self.is_raw:
             return text
         system = (Message("system", self.system),) if self.system else ()
-        return (*system, *self.turns, Message("user", text))
+        return (*system, *self.turns, Message("user", text, images=images))
 
     @property
     def thought(self) -> str:
         """What was thought before the last answer."""
         return self.turns[-1].thought if self.turns else ""
 
-    def answered(self, text: str, answer: str, thought: str = "") -> "Conversation":
+    def answered(
+        self, text: str, answer: str, thought: str = "", images: tuple[str, ...] = ()
+    ) -> "Conversation":
         """With a question and its answer."""
         if self.is_raw:
             return self
-        turns = (*self.turns, Message("user", text), Message("assistant", answer, thought))
+        question = Message("user", text, images=images)
+        turns = (*self.turns, question, Message("assistant", answer, thought))
         return replace(self, turns=turns)
 
     def write(self, path: Path) -> None:
@@ -82,22 +87,39 @@ class Conversation:
                 (each.get("role"), each.get("content")) if isinstance(each, dict) else (None, None)
             )
             place = f"{path}: `messages[{index}]`"
-            if not isinstance(content, str):
-                raise BadInput(f"{place} must have a `content`, a string")
+            content, images = _read_content(content, place)
             if index == 0 and role == "system":
                 system = content
             elif role in _ROLES:
                 thought = each.get("reasoning_content") or ""
                 if not isinstance(thought, str):
                     raise BadInput(f"{place}: `reasoning_content` must be a string")
-                turns.append(Message(role, content, thought))
+                turns.append(Message(role, content, thought, images))
             else:
                 raise BadInput(f"{place}: `role` must be user or assistant. Given: {role}")
         return cls(system, tuple(turns))
 
 
-def _kept(turn: Message) -> dict[str, str]:
-    kept = {"role": turn.role, "content": turn.content}
+def _read_content(content: object, place: str) -> tuple[str, tuple[str, ...]]:
+    """A text, and the URLs of the images before it. Raises BadInput."""
+    if isinstance(content, str):
+        return content, ()
+    text = ""
+    images: list[str] = []
+    for part in content if isinstance(content, list) else [content]:
+        match part:
+            case {"type": "text", "text": str(words)}:
+                text += words
+            case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
+                images.append(url)
+            case _:
+                rule = "must have a `content`, a string or parts that are texts and images"
+                raise BadInput(f"{place} {rule}")
+    return text, tuple(images)
+
+
+def _kept(turn: Message) -> dict[str, object]:
+    kept: dict[str, object] = {"role": turn.role, "content": content_of(turn)}
     return kept | ({"reasoning_content": turn.thought} if turn.thought else {})
 
 
@@ -118,6 +140,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "/clear": "begin anew; the system prompt and the parameters stay",
         "/save FILE": "keep the chat as JSON, in the form of OpenAI's `messages`",
         "/load FILE": "go on with a chat that was kept",
+        "/image FILE": "an image, or its URL, for the next message; without a file: none",
         "/thought": "what the model thought before its last answer",
         "/set NAME VALUE": "a parameter that holds from now on; without a value: not any more",
         "/schema FILE": "answers are JSON of the schema in the file; without a file: not any more",
@@ -170,6 +193,8 @@ class Chat:
     is_interactive: bool
     conversation: Conversation = field(default_factory=lambda: Conversation(is_raw=True))
     _kept: dict[str, object | None] = field(default_factory=dict)
+    # For the next message.
+    _images: tuple[str, ...] = ()
 
     async def greet(self) -> None:
         """Begins a chat if the model has a template for one.
@@ -204,6 +229,7 @@ class Chat:
             "/clear": self._clear,
             "/save": self._save,
             "/load": self._load,
+            "/image": self._image,
             "/thought": self._thought,
             "/set": self._set,
             "/schema": self._schema,
@@ -237,6 +263,15 @@ class Chat:
         path = _path(name, "/load")
         self.conversation = Conversation.read(path)
         self.screen.note(f"[{len(self.conversation.turns)} turns of {path}]")
+
+    async def _image(self, source: str) -> None:
+        if source and self.conversation.is_raw:
+            raise BadInput("/image: a text that is gone on with has no images; /chat goes back")
+        self._images = (*self._images, image_url(source)) if source else ()
+        count = len(self._images)
+        self.screen.note(
+            f"[{count or 'no'} {'image' if count == 1 else 'images'} for the next message]"
+        )
 
     async def _thought(self, _: str) -> None:
         if self.conversation.thought:
@@ -316,7 +351,8 @@ class Chat:
     async def _ask(
         self, conversation: Conversation, text: str, parameters: Mapping[str, object | None]
     ) -> None:
-        call = call_of(conversation.prompt(text), {**self._kept, **parameters})
+        images = () if conversation.is_raw else self._images
+        call = call_of(conversation.prompt(text, images), {**self._kept, **parameters})
         call = replace(call, separates_thought=not conversation.is_raw)
         reply = Reply()
         try:
@@ -325,10 +361,14 @@ class Chat:
         except asyncio.CancelledError:
             # What was read of it is what the next turn is about.
             if reply.text:
-                self.conversation = conversation.answered(text, reply.text, reply.thought)
+                self._answered(conversation, text, reply)
             raise
         if not conversation.is_raw:
-            self.conversation = conversation.answered(text, reply.text, reply.thought)
+            self._answered(conversation, text, reply)
+
+    def _answered(self, conversation: Conversation, text: str, reply: Reply) -> None:
+        self.conversation = conversation.answered(text, reply.text, reply.thought, self._images)
+        self._images = ()
 
     async def _show(self, model: LmtpModel, call: GenerateCall, reply: Reply) -> None:
         started_s = time.monotonic()

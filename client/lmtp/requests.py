@@ -103,8 +103,20 @@ def _prompt_fields(prompt: Prompt) -> dict[str, object]:
 
 
 def _turn_fields(turn: Message) -> dict[str, object]:
-    fields: dict[str, object] = {"role": turn.role, "content": turn.content}
+    fields: dict[str, object] = {"role": turn.role, "content": content_of(turn)}
     return fields | ({"reasoning_content": turn.thought} if turn.thought else {})
+
+
+def content_of(turn: Message) -> str | list[dict[str, object]]:
+    """As OpenAI's clients send it: a text, or parts where there are images."""
+    if not turn.images:
+        return turn.content
+    parts: list[dict[str, object]] = [
+        {"type": "image_url", "image_url": {"url": url}} for url in turn.images
+    ]
+    if turn.content:
+        parts.append({"type": "text", "text": turn.content})
+    return parts
 
 
 def _penalty_fields(sampling: Sampling) -> dict[str, object]:

@@ -132,6 +132,7 @@ class GroupReader:
     ) -> Hole:
         services = self._services
         prompt = await services.prompts.read(hole)
+        prompt.check_has_no_images()
         fields = GenerateFields.model_construct(
             max_tokens=hole.max_tokens,
             constraint=hole.constraint,

@@ -22,8 +22,9 @@ from router.http.bodies import (
     check_shape,
     check_width,
 )
-from router.http.conversation import Turn
+from router.http.conversation import PartForm, Turn, images_in, read_parts
 from router.http.errors import Dialect, HttpError, problem_of
+from router.http.images import ImageSource, chat_image, joined
 from router.http.schema import Grammar, LogitBias, SamplingFields, Schema, parse_part
 from router.request.errors import (
     ConstraintRefused,
@@ -32,6 +33,7 @@ from router.request.errors import (
     Refused,
     RouterError,
     RowFailed,
+    Unsupported,
     WrongPart,
     check_unicode,
     wrong,
@@ -42,6 +44,7 @@ from router.text.tokenizer import Tokenizer, check_fits, continuation_ids
 
 # An object to be sent: the type of its frame, and its JSON.
 Message: TypeAlias = tuple[str, str]
+_PARTS = PartForm("part", ("text",), "image_url", chat_image)
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003
 _INVALID_DATA = 1007
@@ -179,16 +182,23 @@ def _scored(value: Any) -> Any:
     return value
 
 
+def _content(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise WrongPart("must be a string or a list of parts", value)
+    return value
+
+
 class ChatTurn(Schema):
     """A turn of a chat."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str
+    content: Annotated[str | list[Any], PlainValidator(_content)]
     reasoning_content: str | None = None
 
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates have it."""
-        return Turn(self.role, self.content, thought=self.reasoning_content or "").for_template()
+    def turn(self, place: str) -> Turn:
+        """What it says. Raises InvalidRequest for a part of the content that is none."""
+        content = joined(read_parts(self.content, f"{place}.content", _PARTS))
+        return Turn(self.role, content, thought=self.reasoning_content or "")
 
 
 def _without_start(value: Any) -> Any:
@@ -311,11 +321,20 @@ class BeamsFields(Schema):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Text to be tokenized, or token ids. `field` is the field that it came from."""
+    """Text to be tokenized, or token ids. `field` is the field that it came from; `images` are for
+    its markers.
+    """
 
     content: str | tuple[int, ...]
     field: str
     add_special_tokens: bool = False
+    images: tuple[ImageSource, ...] = ()
+
+    def check_has_no_images(self) -> None:
+        """Raises Unsupported where nothing but GENERATE takes them."""
+        if self.images:
+            place = self.images[0].place
+            raise Unsupported(f"`{place}` is an image, which GENERATE alone takes", place)
 
 
 class Prompts:
@@ -336,15 +355,17 @@ class Prompts:
         """The prompt of a frame. Raises InvalidRequest."""
         field = _field_of(body)
         content: str | tuple[int, ...] = body.text or tuple(body.prompt or ())
-        if body.messages is not None:
-            content = await self._render(body.messages)
+        turns = turns_of(body.messages or ())
+        if turns:
+            content = await self._render(turns)
         if not content:
             content = self._first_ids(field)
-        return Prompt(content, field, add_special_tokens=field == "text")
+        return Prompt(content, field, add_special_tokens=field == "text", images=images_in(turns))
 
     async def ids(self, body: PromptFields) -> tuple[int, ...]:
         """The same as token ids, each of the model's vocabulary. Raises InvalidRequest."""
         prompt = await self.read(body)
+        prompt.check_has_no_images()
         content = prompt.content
         if isinstance(content, str):
             await self._check(content, prompt.field)
@@ -375,12 +396,12 @@ class Prompts:
                 rule = f"must be made of token ids between 0 and {self._limits.vocab_size - 1}"
                 raise wrong(field, rule, token_id)
 
-    async def _render(self, messages: Sequence[ChatTurn]) -> str:
-        turns = [each.for_template() for each in messages]
-        continues = turns[-1]["role"] == "assistant"
+    async def _render(self, turns: Sequence[Turn]) -> str:
+        shown = [turn.for_template() for turn in turns]
+        continues = turns[-1].role == "assistant"
         return await self._template.in_worker(
             lambda: self._template.render(
-                turns, add_generation_prompt=not continues, continue_final_message=continues
+                shown, add_generation_prompt=not continues, continue_final_message=continues
             )
         )
 
@@ -394,6 +415,11 @@ class Prompts:
                 field,
             )
         return tuple(first_ids)
+
+
+def turns_of(messages: Sequence[ChatTurn]) -> list[Turn]:
+    """The turns of a chat. Raises InvalidRequest."""
+    return [each.turn(f"messages[{index}]") for index, each in enumerate(messages)]
 
 
 def _field_of(body: PromptFields) -> str:

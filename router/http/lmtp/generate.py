@@ -21,9 +21,17 @@ import orjson
 from proto.contract import FinishReason
 from router.engine.validation import Limits, RawParams
 from router.http.answers import Reading, TokenReader
-from router.http.conversation import ChatPrompt
+from router.http.conversation import ChatPrompt, images_in
 from router.http.errors import HttpError
-from router.http.lmtp.frames import Frame, GenerateFields, Message, Prompt, as_json, number
+from router.http.lmtp.frames import (
+    Frame,
+    GenerateFields,
+    Message,
+    Prompt,
+    as_json,
+    number,
+    turns_of,
+)
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.openai.schema import normalize
 from router.request.errors import RouterError, wrong
@@ -302,11 +310,17 @@ class GenerateStream:
         if body.include_reasoning:
             return await self._chat(body, adapter_id)
         prompt = await services.prompts.read(body)
+        if prompt.images:
+            services.info.check_sees(prompt.images[0].place)
         raw = raw_params(body, prompt, services.info.limits, version=context.version)
         raw = replace(raw, adapter_id=adapter_id)
         adds = prompt.add_special_tokens
         request = await services.validator.check(
-            context.record, prompt.content, raw, add_special_tokens=adds
+            context.record,
+            prompt.content,
+            raw,
+            add_special_tokens=adds,
+            images=prompt.images,
         )
         return request, None
 
@@ -314,15 +328,18 @@ class GenerateStream:
         self, body: GenerateFields, adapter_id: int | None
     ) -> tuple[GenerateRequest, Reading | None]:
         """The request of an answer whose thought is no part of its text, and how it is read."""
-        turns = body.messages
-        if turns is None or body.prompt is not None or body.text is not None:
+        if body.messages is None or body.prompt is not None or body.text is not None:
             raise wrong("include_reasoning", "is for `messages` alone", value=True)
         if self._context.version == 1:
             raise wrong("include_reasoning", "is of version 2: send HELLO", value=True)
         answers = self._services.answers
         record = self._context.record
-        messages = [turn.for_template() for turn in turns]
-        asked = ChatPrompt(messages=messages, continues=turns[-1].role == "assistant")
+        turns = turns_of(body.messages)
+        asked = ChatPrompt(
+            messages=[turn.for_template() for turn in turns],
+            continues=turns[-1].role == "assistant",
+            images=images_in(turns),
+        )
         rendered = await answers.render(record, lambda: asked)
         raw = raw_params(
             body, Prompt(rendered.text, "messages"), answers.limits, version=self._context.version

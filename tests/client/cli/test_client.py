@@ -130,6 +130,35 @@ async def test_a_kept_thought_is_a_text(tmp_path: Path) -> None:
     assert "`messages[0]`: `reasoning_content` must be a string" in err
 
 
+async def test_images_go_out_with_the_next_message_and_are_kept_with_the_chat(
+    tmp_path: Path,
+) -> None:
+    image = tmp_path / "a.jpg"
+    image.write_bytes(b"\1\2\3")
+    kept = tmp_path / "chat.json"
+    lines = (f"/image {image}", "/image https://a.example/b", "What?", "More?", f"/save {kept}")
+    async with performing(think) as scene:
+        done, _, err = await talked(scene.url, "/chat", *lines, f"/load {kept}", "Again?")
+        sent = [body for peer in scene.peers for kind, body in peer.received if kind == "GENERATE"]
+    urls = ("data:image/jpeg;base64,AQID", "https://a.example/b")
+    shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    asked = {"role": "user", "content": [*shown, {"type": "text", "text": "What?"}]}
+    assert all(done)
+    assert "[1 image for the next message]\n[2 images for the next message]" in err
+    assert [body["messages"][0] for body in sent] == [asked] * 3
+    assert sent[1]["messages"][-1] == {"role": "user", "content": "More?"}
+
+
+async def test_an_image_that_is_no_file_is_refused() -> None:
+    async with performing(think) as scene:
+        done, _, err = await talked(
+            scene.url, "/chat", "/image /nothing.png", "/raw", "/image a.png"
+        )
+    assert done == [True, False, True, False]
+    assert "error: /nothing.png: No such file or directory" in err
+    assert "error: /image: a text that is gone on with has no images" in err
+
+
 async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     lines = ("bad", "abc temperature=hot", "/nothing", "abc")
     async with performing(echo) as scene:
@@ -138,8 +167,8 @@ async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     assert err.splitlines() == [
         "error: it went wrong",
         "error: temperature must be a number. Given: hot",
-        "error: /nothing: no such command; there are /system, /clear, /save, /load, /thought, "
-        "/set, /schema, /where, /raw, /chat, /models, /info, /help, /quit",
+        "error: /nothing: no such command; there are /system, /clear, /save, /load, /image, "
+        "/thought, /set, /schema, /where, /raw, /chat, /models, /info, /help, /quit",
     ]
 
 

@@ -33,6 +33,23 @@ async def test_tokens_come_with_their_alternatives_and_the_last_one_says_why() -
     )
 
 
+IMAGE = {"type": "image_url", "image_url": "data:image/png;base64,AAAA"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"include_reasoning": True}])
+async def test_an_image_of_a_chat_is_refused_where_the_model_does_not_see(
+    fields: dict[str, Any],
+) -> None:
+    messages = [{"role": "user", "content": [IMAGE, {"type": "text", "text": "hi"}]}]
+    async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
+        await talk.hello()
+        error = await talk.error("GENERATE", messages=messages, **fields)
+
+    place = "messages[0].content[0].image_url"
+    assert error["field"] == place
+    assert error["error"] == f"`{place}` is an image, and this model reads text alone"
+
+
 @pytest.mark.parametrize("num_asked", [0, 1, 3])
 async def test_the_chosen_token_is_among_the_alternatives(num_asked: int) -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
