@@ -18,15 +18,10 @@ Condition = Callable[[], Term]
 
 @dataclass(frozen=True, slots=True)
 class PromptCondition:
-    """A condition behind a prompt with the holes `here`; it mentions other holes, too.
-
-    Others have the values at the time when the prompt is reached. `variables`: those that the
-    program also assigns, each with a function that reads it (or raises NameError).
-    """
+    """A condition behind a prompt with the holes `here`; it mentions other holes, too."""
 
     condition: Condition
     here: frozenset[str]
-    variables: tuple[tuple[str, Callable[[], object]], ...] = ()
 
     def __call__(self) -> Term:
         return self.condition()

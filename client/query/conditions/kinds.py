@@ -32,7 +32,6 @@ class HoleKind:
     python:  the type of values, None if there are several
     choices: the value of each text, if they are finitely many
     schema:  a JSON schema, if the text is JSON
-    is_mixed: whether choices include both numbers and texts
     """
 
     name: str
@@ -41,7 +40,6 @@ class HoleKind:
     python: type | None
     choices: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     schema: Mapping[str, object] | None = None
-    is_mixed: bool = False
 
     @property
     def has_length(self) -> bool:
@@ -51,7 +49,7 @@ class HoleKind:
 
     def finished(self, text: str) -> Finished:
         """A finished hole of this kind with this text. Raises errors of the conversion."""
-        return Finished(self.value(text), text, is_mixed=self.is_mixed)
+        return Finished(self.value(text), text)
 
 
 def kind_of(annotation: object, names: Mapping[str, object] = _NO_NAMES) -> HoleKind:
@@ -101,13 +99,14 @@ def _chosen(choices: Mapping[str, object], python: type | None = None) -> HoleKi
     listed = ", ".join(map(repr, list(choices)[:4])) + (", …" if len(choices) > 4 else "")
     frozen = MappingProxyType(dict(choices))
     has_texts = any(isinstance(value, str) for value in frozen.values())
+    if has_texts and any(map(is_number, frozen.values())):
+        raise BadCondition(f"a hole chooses among strings, or among numbers. Given: {listed}")
     return HoleKind(
         f"one of {listed}",
         where.OneOf(tuple(choices)),
         partial(_looked_up, frozen),
         python,
         frozen,
-        is_mixed=has_texts and any(map(is_number, frozen.values())),
     )
 
 

@@ -6,14 +6,12 @@ one pattern                                            ->  regex
 a type whose text is JSON                              ->  json
 anything else                                          ->  where
 
-Where a text ends by stop phrases is the server's rule: the phrase that is complete first ends it;
-among several that are complete at the same character the longest, but a dropped one before a kept
-one.
+Where a text ends by stop phrases is the server's rule.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 
@@ -25,9 +23,9 @@ from client.query.conditions.operators import rename_subject
 from client.query.conditions.terms import Opaque, Term
 from client.query.errors import BadCondition, Place, Unsatisfiable
 from constraints.where import terms as where
-from constraints.where.evaluate import holds, truncate_before
+from constraints.where.evaluate import holds
 from constraints.where.normal_form import contradiction, is_plainly_empty
-from constraints.where.terms import Expression, StopsAt, StopsBefore, text
+from constraints.where.terms import StopsAt, StopsBefore, text
 
 
 class StopMode(Enum):
@@ -57,8 +55,6 @@ class HolePlan:
     checks:      on this and finished holes; evaluated when this one is finished
     deferred:    checks that mention future holes, too; these will evaluate them
     value:       converts the hole's text to the value of its variable (an int, a list ...)
-    prompt_text: converts the hole's text to the part that stays in the prompt
-    is_mixed:    the hole's type lists both numbers and texts
     """
 
     constraint: Constraint | None = None
@@ -68,35 +64,6 @@ class HolePlan:
     checks: tuple[Check, ...] = ()
     deferred: tuple[Check, ...] = ()
     value: Callable[[str], object] = str
-    prompt_text: Callable[[str], str] = str
-    is_mixed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stops:
-    """`kept` phrases stay in the text that they end, `dropped` ones are removed."""
-
-    kept: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, parts: tuple[Expression, ...]) -> "Stops":
-        """The phrases of all stop operators in a conjunction."""
-        kept = [phrase for part in parts if isinstance(part, StopsAt) for phrase in part.phrases]
-        dropped = [
-            phrase for part in parts if isinstance(part, StopsBefore) for phrase in part.phrases
-        ]
-        return cls(tuple(dict.fromkeys(kept)), tuple(dict.fromkeys(dropped)))
-
-    @property
-    def phrases(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.kept, *self.dropped)))
-
-    def truncate(self, text: str) -> str:
-        """The text up to its end, without a dropped phrase."""
-        ends = [text.find(phrase) + len(phrase) for phrase in self.phrases if phrase in text]
-        ended = text[: min(ends)] if ends else text
-        return truncate_before(self.dropped, ended)
 
 
 # The most stop strings that servers accept; with more, masks end the hole.
@@ -116,7 +83,6 @@ class HoleRequest:
     keeps_stop: bool = True
     max_tokens: int | None = None
     checks: tuple[Check, ...] = ()
-    prompt_text: Callable[[str], str] = str
 
 
 def hole_request(
@@ -128,12 +94,16 @@ def hole_request(
         num_tokens = max(1, num_tokens)
     if kind.schema is not None:
         return _json(name, kind, parts, num_tokens, refused)
-    phrases = Stops.of(parts)
-    left_out = tuple(dict.fromkeys(map(phrases.truncate, refused)))
-    if not left_out and stops is StopMode.CUT and _only_truncates(parts, phrases):
-        return _truncating_request(kind, phrases, num_tokens)
-    if left_out:
-        parts = (*parts, _anything_but(kind, left_out))
+    if not refused and stops is StopMode.CUT and _only_truncates(parts):
+        dropped = _phrases(parts, StopsBefore)
+        return HoleRequest(
+            value=kind.value,
+            stop=dropped or _phrases(parts, StopsAt),
+            keeps_stop=not dropped,
+            max_tokens=num_tokens,
+        )
+    if refused:
+        parts = (*parts, _anything_but(kind, tuple(dict.fromkeys(refused))))
     parts = listed(parts)
     _refuse_empty(name, parts)
     return HoleRequest(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
@@ -168,32 +138,22 @@ def _is_upper(part: where.Expression) -> bool:
 # Stops without a mask
 
 
-def _only_truncates(parts: Parts, phrases: Stops) -> bool:
-    return (
-        all(
-            isinstance(part, where.StopsAt | where.StopsBefore) or _is_upper(part) for part in parts
-        )
-        and len(phrases.phrases) <= _MAX_STOPS
-        and all(len(phrase) <= _MAX_STOP_LEN for phrase in phrases.phrases)
-    )
+def _phrases(parts: Parts, kind: type[StopsAt | StopsBefore]) -> tuple[str, ...]:
+    """Those of all stop operators of a kind, in their order."""
+    phrases = (phrase for part in parts if isinstance(part, kind) for phrase in part.phrases)
+    return tuple(dict.fromkeys(phrases))
 
 
-def _truncating_request(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> HoleRequest:
-    made = HoleRequest(
-        value=kind.value,
-        stop=phrases.phrases,
-        keeps_stop=not phrases.dropped,
-        max_tokens=max_tokens,
-    )
-    if not phrases.dropped or not phrases.kept:
-        return made
-    # The server keeps all stop strings or none, so dropped ones are removed here.
-    return replace(
-        made,
-        keeps_stop=True,
-        value=lambda text: kind.value(phrases.truncate(text)),
-        prompt_text=phrases.truncate,
-    )
+def _only_truncates(parts: Parts) -> bool:
+    """Whether all parts are stop operators and bounds of tokens. A server keeps all stop strings in
+    the text, or none.
+    """
+    are_stops = all(isinstance(part, StopsAt | StopsBefore) or _is_upper(part) for part in parts)
+    kept = _phrases(parts, StopsAt)
+    dropped = _phrases(parts, StopsBefore)
+    phrases = (*kept, *dropped)
+    is_short = len(phrases) <= _MAX_STOPS and all(len(each) <= _MAX_STOP_LEN for each in phrases)
+    return are_stops and is_short and not (kept and dropped)
 
 
 # Masks

@@ -146,8 +146,6 @@ def plan(
         checks=(*checks, *request.checks),
         deferred=tuple(check for check in inexactly if not check.names <= known),
         value=request.value,
-        prompt_text=request.prompt_text,
-        is_mixed=current.kind.is_mixed,
     )
 
 

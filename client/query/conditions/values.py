@@ -29,14 +29,12 @@ class Finished:
     num_tokens: without the end token and with a dropped stop phrase; None: unknown
     has_tokens: False if the number will never be known: for nested queries, and for values that are
                 not scored yet
-    is_mixed:   whether its type lists numbers and texts, so it may be compared with either
     """
 
     value: object
     text: str
     num_tokens: int | None = None
     has_tokens: bool = True
-    is_mixed: bool = False
 
     @property
     def shown(self) -> str:
@@ -144,9 +142,8 @@ def compared(left: object, relation: str, right: object, place: Place) -> bool |
 def _related(left: object, relation: str, right: object, place: Place) -> bool:
     if is_number(bare(left)) and is_number(bare(right)):
         return _numbers_related(left, relation, right)
-    is_mixed = any(isinstance(side, Finished) and side.is_mixed for side in (left, right))
     left, right = _side(left, right), _side(right, left)
-    if relation in ("==", "!=") and not is_mixed:
+    if relation in ("==", "!="):
         _check_comparable(left, right, place)
     try:
         return bool(RELATIONS[relation](left, right))

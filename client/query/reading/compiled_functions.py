@@ -149,13 +149,8 @@ class Calls:
     def model(self, number: int, value: object) -> ModelClause:
         return ModelClause(value, self._places[number])
 
-    def prompt_condition(
-        self,
-        condition: Condition,
-        here: tuple[str, ...],
-        variables: tuple[tuple[str, Callable[[], object]], ...],
-    ) -> PromptCondition:
-        return PromptCondition(condition, frozenset(here), variables)
+    def prompt_condition(self, condition: Condition, here: tuple[str, ...]) -> PromptCondition:
+        return PromptCondition(condition, frozenset(here))
 
 
 def _program_of(value: object) -> Program | None:

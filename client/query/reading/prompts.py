@@ -17,7 +17,6 @@ from client.query.reading.nodes import (
     CONTEXT,
     Nodes,
     expression,
-    lambda_of,
     load,
     names_used,
     plain_call,
@@ -71,8 +70,8 @@ class PromptRewriter:
         self._clauses = clauses
         self._program_where = program_where
         self._supports = supports
-        self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
         self._rebound = rebound
+        self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
         self._python_names: dict[str, ast.Name] = {}
 
     @property
@@ -104,7 +103,8 @@ class PromptRewriter:
             return []
         what = "in the prompt's condition"
         parsed = expression(self._text, self._text.slice(prompt.where), what)
-        return self._clauses.conjuncts(parsed)
+        own = {hole.name for hole in prompt.holes}
+        return self._clauses.conjuncts(parsed, self._rebound - own)
 
     def _check_clauses(self, prompt: Prompt) -> None:
         if prompt.where is not None and not prompt.holes:
@@ -202,15 +202,10 @@ class PromptRewriter:
 
     def _own(self, part: Conjunct, here: AbstractSet[str]) -> ast.expr:
         """A condition behind a prompt with the holes `here`."""
-        others = part.holes - here
-        if not others:
+        if part.holes <= here:
             return part.function
-        variables = [
-            tuple_of([ast.Constant(name), lambda_of((), load(name))])
-            for name in sorted(others & self._rebound)
-        ]
         holes = tuple_of([ast.Constant(name) for name in sorted(here)])
-        behind = plain_call(CALLS, "prompt_condition", [part.function, holes, tuple_of(variables)])
+        behind = plain_call(CALLS, "prompt_condition", [part.function, holes])
         return self._nodes.at(behind, self._nodes.span(part.function))
 
     def _kind(self, tag: HoleTag) -> ast.expr:

@@ -146,6 +146,8 @@ class WhereClauses:
 
     def __init__(self, nodes: Nodes, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
         self._nodes = nodes
+        self._holes = holes
+        self._own = own
         self._words = ConditionWords(holes, own)
         self._python_names: dict[str, ast.Name] = {}
 
@@ -154,11 +156,17 @@ class WhereClauses:
         """Python names in the conditions read so far, at their first places."""
         return tuple(self._python_names.values())
 
-    def conjuncts(self, condition: ast.expr) -> list[Conjunct]:
-        """The parts of the outermost `and`. Raises BadProgram."""
+    def conjuncts(
+        self, condition: ast.expr, variables: AbstractSet[str] = frozenset()
+    ) -> list[Conjunct]:
+        """The parts of the outermost `and`. Raises BadProgram.
+
+        `variables`: holes that the program assigns, too: here their names are Python's.
+        """
+        self._words = ConditionWords(self._holes - variables, self._own)
         self._check(condition)
         self._note_names(condition)
-        condition = Recalls(self._nodes, self._words.holes).visit(condition)
+        condition = Recalls(self._nodes, self._holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
@@ -181,7 +189,7 @@ class WhereClauses:
             for kind, shown in _REFUSED.items():
                 if isinstance(node, kind):
                     raise self._bad(f"{shown} cannot stand in a condition", node)
-            if isinstance(node, ast.Call) and not self._words.named(node):
+            if isinstance(node, ast.Call) and self._holes.isdisjoint(names_used(node)):
                 self._check_operator(node)
 
     def _check_operator(self, call: ast.Call) -> None:
@@ -215,8 +223,14 @@ class WhereClauses:
         later = (self._nodes.at(lambda_of((), case), span) for case in cases)
         return self._nodes.term("any_", span, *later)
 
+    def _asks(self, node: ast.expr) -> bool:
+        """Whether it has a hole, or one of our operators, which then is about a variable."""
+        calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+        ours = {self._words.operator(call) for call in calls} - _OPERATORS_OF_PYTHON - {None}
+        return bool(ours or self._words.named(node))
+
     def _rewritten(self, node: ast.expr) -> ast.expr:
-        if not self._words.named(node):
+        if not self._asks(node):
             return node
         span = self._nodes.span(node)
         match node:
@@ -227,7 +241,7 @@ class WhereClauses:
                 return self._nodes.term("not_", span, self._condition(node.operand))
             case ast.Compare():
                 return self._compared(node)
-            case ast.Name():
+            case ast.Name() if node.id in self._words.holes:
                 return self._nodes.term("ref", span, ast.Constant(node.id))
             case ast.Call():
                 return self._called(node)

@@ -41,15 +41,13 @@ class LogEntry:
     """A finished hole in a log, with everything that a replay needs.
 
     prompt_before:   the prompt at the hole
-    value, is_mixed: as in HolePlan
+    value:           as in HolePlan
     deferred_checks: the call's checks for later holes
     """
 
     finished: FinishedHole
     prompt_before: PromptParts
-    prompt_text: str
     value: Callable[[str], object]
-    is_mixed: bool = False
     deferred_checks: tuple[Check, ...] = ()
 
 

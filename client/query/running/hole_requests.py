@@ -53,8 +53,6 @@ def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
             Check(term, names, written(term)) for term, names in about if not names <= known
         ),
         value=read.value,
-        prompt_text=read.prompt_text,
-        is_mixed=read.is_mixed,
     )
 
 
@@ -112,10 +110,10 @@ def score_call(reached: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -
 
 def _is_allowed(reached: HoleReached, plan: HolePlan, text: str) -> bool:
     try:
-        value, shown = _read(reached, plan, HoleAnswer(text=text))
+        value = _read(reached, plan, text)
     except Rejected:
         return False
-    made = known.Finished(value, shown, has_tokens=False, is_mixed=plan.is_mixed)
+    made = known.Finished(value, text, has_tokens=False)
     values = {**reached.values, reached.hole.name: made}
     try:
         return all(evaluate(term, values) is not False for term in _terms(reached))
@@ -128,8 +126,8 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
     """The log entry of the answer. Raises Rejected if a check fails."""
     hole = reached.hole
     source = reached.source
-    value, shown = _read(reached, plan, answer)
-    made = known.Finished(value, shown, answer.num_tokens, is_mixed=plan.is_mixed)
+    value = _read(reached, plan, answer.text)
+    made = known.Finished(value, answer.text, answer.num_tokens)
     values = {**reached.values, hole.name: made}
     for check in plan.checks:
         try:
@@ -143,9 +141,7 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
     return LogEntry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
         prompt_before=reached.prompt_parts,
-        prompt_text=shown,
         value=plan.value,
-        is_mixed=plan.is_mixed,
         deferred_checks=_left(reached, plan),
     )
 
@@ -156,19 +152,15 @@ def _left(reached: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
     return (*others, *plan.deferred)
 
 
-def _read(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
-    """The value, and the text that stays in the prompt.
-
-    A ValueError of the type rejects the text; other errors are bugs of the type.
-    """
+def _read(reached: HoleReached, plan: HolePlan, text: str) -> object:
+    """The value. A ValueError of the type rejects the text; other errors are bugs of the type."""
     hole = reached.hole
     source = reached.source
-    what = f"[{hole.name}] cannot be read from {shortened(answer.text)}"
+    what = f"[{hole.name}] cannot be read from {shortened(text)}"
     try:
-        return plan.value(answer.text), plan.prompt_text(answer.text)
+        return plan.value(text)
     except ValueError as error:
-        message = f"{what}: {error}"
-        raise Rejected(message, answer.text, answer.text, hole.place, source) from error
+        raise Rejected(f"{what}: {error}", text, text, hole.place, source) from error
     except Exception as error:
         said = f": {error}" if str(error) else ""
         message = f"{what}: {type(error).__name__}{said}"

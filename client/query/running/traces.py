@@ -10,7 +10,7 @@ separate.
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from client.calls import GenerateCall, ScoreCall
 from client.query.conditions import values as known
 from client.query.conditions.bounds import conjuncts_of, names_of
-from client.query.conditions.evaluate import evaluate, is_same, with_values
+from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check, HolePlan
 from client.query.conditions.terms import Term, Value, written
 from client.query.errors import BadProgram, Place, ProgramFailed, QueryError, Source, Unsatisfiable
@@ -85,13 +85,11 @@ class CallContext:
         self._run.transcript.answer_now()
         terms = await self._terms(hole)
         entry = await self._run.next_entry(hole, self._source, lambda: self._reached(hole, terms))
-        text = entry.prompt_text
+        answer = entry.finished.answer
+        text = answer.text
         self._run.transcript.fill(hole.name, text)
         self._deferred_checks = entry.deferred_checks
-        answer = entry.finished.answer
-        made = known.Finished(
-            entry.value(answer.text), text, answer.num_tokens, is_mixed=entry.is_mixed
-        )
+        made = known.Finished(entry.value(text), text, answer.num_tokens)
         return await self._bind(hole, made)
 
     def _reached(self, hole: Hole, terms: tuple[Term, ...]) -> HoleReached:
@@ -125,8 +123,6 @@ class CallContext:
         term = condition()
         if not isinstance(condition, PromptCondition):
             return term
-        if changed := self._changed(condition):
-            term = with_values(term, changed)
         for part in conjuncts_of(term):
             names = names_of(part)
             if not names or names & condition.here:
@@ -136,19 +132,6 @@ class CallContext:
             else:
                 self._defer(Check(part, names, written(part)))
         return term
-
-    def _changed(self, condition: PromptCondition) -> dict[str, object]:
-        """The variables of finished holes that have other values by now."""
-        values = {}
-        for name, read in condition.variables:
-            if name in self.values:
-                with suppress(NameError):  # it was deleted
-                    values[name] = read()
-        return {
-            name: value
-            for name, value in values.items()
-            if not is_same(value, self.values[name].value)
-        }
 
     def _defer(self, check: Check) -> None:
         if not any(

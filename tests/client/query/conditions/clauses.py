@@ -581,7 +581,7 @@ def _is_ended(plan: HolePlan, text: str) -> bool:
         if ends and not plan.keeps_stop:
             found = (phrase for phrase in plan.stop if output.endswith(phrase))
             shown = output[: -max(map(len, found))]
-        if plan.prompt_text(shown) == text:
+        if shown == text:
             return True
     return False
 

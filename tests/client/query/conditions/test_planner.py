@@ -3,16 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from client.calls import Constraint
 from client.errors import Unreachable
 from client.query.conditions.evaluate import evaluate
-from client.query.conditions.plan import StopMode, Stops
+from client.query.conditions.plan import StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.values import Finished
 from client.query.errors import BadCondition, Place, ProgramFailed
-from router.text.output_text import StopMatcher
 from tests.client.query.conditions.clauses import term
 
 NAMES: dict[str, object] = {"NAN": float("nan")}
@@ -123,6 +121,7 @@ def test_a_refusal_calls_its_hole_by_its_name(clause: str, told: str) -> None:
         ("[a", "the hole's pattern is wrong"),
         ([], "one value or more"),
         ([b"a"], "strings and numbers. Given: b'a'"),
+        ([1, "a"], "among strings, or among numbers. Given: '1', 'a'"),
     ],
 )
 def test_what_is_no_type_of_a_hole_is_refused(kind: object, told: str) -> None:
@@ -168,38 +167,12 @@ def test_an_error_of_ours_in_a_function_stays_itself() -> None:
         evaluate(term("asks(X)", asks=asks), {"X": "a"})
 
 
-phrases = st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3).map(tuple)
-
-
-@given(phrases, phrases, st.lists(st.text("ab.", max_size=4), max_size=4))
-def test_a_text_ends_as_the_server_ends_it(
-    kept: tuple[str, ...], dropped: tuple[str, ...], pieces: list[str]
-) -> None:
-    matcher = StopMatcher(kept, keep=True, dropped=dropped)
-    shown = "".join(map(matcher.push, pieces)) + matcher.flush()
-
-    assert Stops(kept, dropped).truncate("".join(pieces)) == shown
-
-
-@pytest.mark.parametrize(
-    ("output", "shown"),
-    [("One. Two", "One."), ("One\nTwo.", "One"), ("One", "One"), ("One.\n", "One."), ("\n.", "")],
-)
-def test_phrases_that_stay_and_phrases_that_go_stand_together(output: str, shown: str) -> None:
+def test_phrases_that_stay_and_phrases_that_go_together_are_a_mask() -> None:
     clause = term("stops_at(X, '.') and stops_before(X, '\\n')")
     made = plan((clause,), "X", None, {}, StopMode.CUT)
 
-    assert made.stop == (".", "\n")
-    assert made.keeps_stop
-    assert made.prompt_text(output) == made.value(output) == shown
-
-
-def test_a_refused_text_is_told_without_what_is_dropped() -> None:
-    clause = term("stops_at(X, '.') and stops_before(X, '\\n')")
-    made = plan((clause,), "X", None, {}, StopMode.CUT, ("One\n",))
-
-    assert made.constraint is not None
-    assert made.constraint.value == 'stops_at(X, ".") and stops_before(X, "\\n") and X != "One"'
+    assert made.stop == ()
+    assert made.constraint == Constraint("where", 'stops_at(X, ".") and stops_before(X, "\\n")')
 
 
 @pytest.mark.parametrize("operator", ["stops_at", "stops_before"])

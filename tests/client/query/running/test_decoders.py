@@ -289,7 +289,6 @@ async def test_a_nested_query_is_chosen_from_no_support(program: str) -> None:
     [
         ('[X: int]" where X < 4', ["3", "12"], ("3",)),
         ('[X: Colour]" where X is Colour.RED', ["red", "blue"], ("red",)),
-        ("[X: Literal[1, 'a']]\" where X != 1", ["1", "a"], ("a",)),
         # What is no value of the type cannot come.
         ('[X: int]"', ["a", "12"], ("12",)),
     ],
