@@ -43,9 +43,9 @@ from client.query import (
     watch,
 )
 from client.query.conditions.operators import rename_subject
-from client.query.execution import RunOptions
 from client.query.reading.reader import read
 from client.query.running.results import json_line, total
+from client.query.session import RunOptions
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 _MAX_CONSTRAINT_LEN = 300

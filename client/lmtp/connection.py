@@ -14,8 +14,7 @@ from typing import Self, TypeAlias
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from client.beams import BeamsReport
-from client.calls import GeneratedToken, ServerNotice
+from client.calls import BeamsReport, GeneratedToken, ServerNotice
 from client.errors import (
     ConnectionLost,
     InvalidRequest,

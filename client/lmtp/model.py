@@ -9,8 +9,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 
-from client.beams import BeamsAnswer, BeamsCall, BeamsReport
-from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, Scores, ServerNotice
+from client.calls import (
+    Answer,
+    BeamsAnswer,
+    BeamsCall,
+    BeamsReport,
+    GenerateCall,
+    GeneratedToken,
+    ScoreCall,
+    Scores,
+    ServerNotice,
+)
 from client.errors import ConnectionLost, Overloaded, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
 from client.lmtp.connection import Connection, FrameWriter, OnNotice, Stream, open_websocket

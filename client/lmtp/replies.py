@@ -8,8 +8,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
-from client.beams import BeamDropped, BeamsAnswer, BeamsReport, BeamState
-from client.calls import GeneratedToken, Scored, Scores, ServerNotice, Usage
+from client.calls import (
+    BeamDropped,
+    BeamsAnswer,
+    BeamsReport,
+    BeamState,
+    GeneratedToken,
+    Scored,
+    Scores,
+    ServerNotice,
+    Usage,
+)
 from client.errors import (
     ConstraintRefused,
     InvalidRequest,

@@ -3,8 +3,16 @@
 import json
 from collections.abc import Mapping
 
-from client.beams import BeamHole, BeamsCall, BeamState
-from client.calls import Constraint, GenerateCall, Message, Prompt, ScoreCall
+from client.calls import (
+    BeamHole,
+    BeamsCall,
+    BeamState,
+    Constraint,
+    GenerateCall,
+    Message,
+    Prompt,
+    ScoreCall,
+)
 from client.errors import InvalidRequest
 from client.sampling import SAMPLING_RULES, Sampling
 

@@ -14,6 +14,9 @@ decorator is a name in it, as `lmql.query` is.
 """
 
 from client.query.api import (
+    Scoring,
+    generate,
+    generate_sync,
     read_file,
     run,
     run_all,
@@ -21,9 +24,10 @@ from client.query.api import (
     run_file,
     run_file_sync,
     run_sync,
+    score,
+    score_sync,
     watch,
 )
-from client.query.decoders import argmax, beam, sample
 from client.query.errors import (
     BadCondition,
     BadProgram,
@@ -34,13 +38,12 @@ from client.query.errors import (
 )
 from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
-from client.query.running.decoders import Decoding, OptionIgnored
+from client.query.running.decoders import Decoding, OptionIgnored, argmax, beam, sample
 from client.query.running.decoding import Choice
 from client.query.running.execution import CancellationSwallowed
 from client.query.running.results import Request, Result, State, plain
 from client.query.running.transcript import Span
-from client.query.serving import ModelLike, Server, model
-from client.query.single_calls import Scoring, generate, generate_sync, score, score_sync
+from client.query.session import ModelLike, Server, model
 
 __all__ = [
     "AsyncQuery",

@@ -19,13 +19,13 @@ from functools import update_wrapper, wraps
 from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from client.query.execution import Choices, RunOptions, choices_of, execute, wait_for
 from client.query.program import Program
-from client.query.reading.enclosing import Enclosing, enclosing
+from client.query.reading.compiled_functions import Enclosing, enclosing
 from client.query.reading.program_errors import without_values
 from client.query.reading.reader import read_function, read_template
 from client.query.running.request_sender import watched
 from client.query.running.results import Result, State
+from client.query.session import Choices, RunOptions, choices_of, execute, wait_for
 
 
 def bound(program: Program, instance: object) -> Program:

@@ -4,14 +4,60 @@
 
 Both are expressions of `constraints.where`, combined with truth values simplified away. If they are
 equal, the condition is expressed exactly; otherwise the upper one is a mask that is never too
-strict, and the condition is checked afterwards.
+strict, and the condition is checked afterwards. Parts that are not expressible or not known yet
+have the bounds False and True: so `and` keeps its other parts, `or` becomes open, and `not` swaps
+the bounds. Comparisons are translated by the kinds of their sides:
+
+side:  constant | hole, or a measure of it | uncounted parts | sum of a measure and numbers
+
+Comparisons of decimals are patterns:
+
+    numeral = -? digits (. digits)?      its value is exact: "0.10" is 0.1, "-0" is 0, "007" is 7
+
+Each matches exactly the numerals whose value has the relation to the bound, with any leading and
+trailing zeros.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import assert_never
 
-from client.query.conditions.kinds import HoleKind
+from client.query.conditions.evaluate import (
+    Finished,
+    Missing,
+    TextParts,
+    Values,
+    as_condition,
+    bare,
+    compared,
+    described,
+    evaluate,
+    exact_number,
+    is_number,
+    is_scalar,
+    operand,
+    uncounted_parts,
+)
+from client.query.conditions.kinds import FLOAT, INT, HoleKind
+from client.query.conditions.letter_case import (
+    FOLDS,
+    MAX_LETTERS,
+    beginning_with,
+    containing,
+    ending_with,
+    one_of,
+)
+from client.query.conditions.operators import (
+    PIECES,
+    STOPS,
+    errors_about,
+    operator_of,
+    strings,
+    text_term,
+)
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -23,10 +69,23 @@ from client.query.conditions.terms import (
     Ref,
     Term,
     Value,
+    written,
 )
-from client.query.conditions.values import Values
 from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Contains,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    OneOf,
+    Relation,
+)
 
 FALSE = where.Constant(False)
 TRUE = where.Constant(True)
@@ -127,3 +186,697 @@ def require_text(name: str, kind: HoleKind, place: Place) -> None:
             " its type or schema, or with a function of its value",
             place,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Digits:
+    """An unsigned bound: digits before and behind the point, without needless zeros."""
+
+    whole: str
+    fraction: str
+
+
+def numerals_related(relation: str, bound: Decimal, *, decimals: bool) -> str:
+    """The pattern of numerals with `value relation bound`; only integers unless `decimals`.
+
+    relation: <, <=, ==, !=, >=, >
+    """
+    parts = {
+        "<": ("<",),
+        "<=": ("<", "=="),
+        "==": ("==",),
+        "!=": ("<", ">"),
+        ">=": (">", "=="),
+        ">": (">",),
+    }[relation]
+    return _any(piece for part in parts for piece in _signed(part, bound, decimals))
+
+
+def numerals_among(bounds: Iterable[Decimal], *, decimals: bool) -> str:
+    """The pattern of numerals whose value is one of these."""
+    return _any(piece for bound in bounds for piece in _signed("==", bound, decimals))
+
+
+def _any(patterns: Iterable[str]) -> str:
+    """The alternation; a pattern that matches nothing if there are none."""
+    listed = "|".join(patterns)
+    return f"(?:{listed})" if listed else r"[^\s\S]"
+
+
+def _signed(relation: str, bound: Decimal, decimals: bool) -> list[str]:
+    digits = _digits(bound)
+    rest = _FRACTION if decimals else ""
+    anything = f"[0-9]+{rest}"
+    if relation == "==":
+        sign = "-?" if not bound else "-" if bound < 0 else ""
+        return [sign + piece for piece in _equal_to(digits, decimals)]
+    is_towards_zero = bound > 0 if relation == "<" else bound < 0
+    sign, other = ("", "-") if relation == ">" else ("-", "")
+    if is_towards_zero:
+        return [sign + anything, *(other + piece for piece in _less(digits, decimals))]
+    return [sign + piece for piece in _greater(digits, decimals)]
+
+
+_FRACTION = r"(?:\.[0-9]+)?"
+
+
+def _digits(bound: Decimal) -> _Digits:
+    whole, _, fraction = format(abs(bound), "f").partition(".")
+    return _Digits(whole.lstrip("0"), fraction.rstrip("0"))
+
+
+def _equal_to(bound: _Digits, decimals: bool) -> list[str]:
+    whole = f"0*{bound.whole}" if bound.whole else "0+"
+    if bound.fraction:
+        return [rf"{whole}\.{bound.fraction}0*"] if decimals else []
+    return [whole + (r"(?:\.0+)?" if decimals else "")]
+
+
+def _less(bound: _Digits, decimals: bool) -> list[str]:
+    """Unsigned numerals below a positive bound."""
+    pieces = []
+    if bound.whole:
+        shorter = len(bound.whole) - 1
+        pieces.append(f"0*[0-9]{{1,{shorter}}}" if shorter else "0+")
+        for index, digit in enumerate(bound.whole):
+            below = int(digit) - 1
+            if below >= (index == 0):
+                lowest = 1 if index == 0 else 0
+                after = len(bound.whole) - index - 1
+                pieces.append(f"0*{bound.whole[:index]}[{lowest}-{below}]{_any_digits(after)}")
+    rest = _FRACTION if decimals else ""
+    pieces = [piece + rest for piece in pieces]
+    if bound.fraction:
+        whole = f"0*{bound.whole}" if bound.whole else "0+"
+        pieces.append(whole + (_fraction_below(bound.fraction) if decimals else ""))
+    return pieces
+
+
+def _greater(bound: _Digits, decimals: bool) -> list[str]:
+    """Unsigned numerals above a bound that is not negative."""
+    longer = len(bound.whole)
+    pieces = [f"0*[1-9][0-9]{{{longer},}}"]
+    for index, digit in enumerate(bound.whole):
+        if digit != "9":
+            after = _any_digits(longer - index - 1)
+            pieces.append(f"0*{bound.whole[:index]}[{int(digit) + 1}-9]{after}")
+    if not decimals:
+        return pieces
+    whole = f"0*{bound.whole}" if bound.whole else "0+"
+    return [*(piece + _FRACTION for piece in pieces), whole + _fraction_above(bound.fraction)]
+
+
+def _any_digits(count: int) -> str:
+    return f"[0-9]{{{count}}}" if count else ""
+
+
+def _fraction_below(fraction: str) -> str:
+    """What may follow the whole part: nothing, or a point and less than `fraction`."""
+    pieces = [fraction[:length] for length in range(1, len(fraction))]
+    for index, digit in enumerate(fraction):
+        if digit != "0":
+            pieces.append(f"{fraction[:index]}[0-{int(digit) - 1}][0-9]*")
+    return rf"(?:\.{_any(pieces)})?"
+
+
+def _fraction_above(fraction: str) -> str:
+    pieces = [f"{fraction}[0-9]*[1-9][0-9]*"]
+    for index, digit in enumerate(fraction):
+        if digit != "9":
+            pieces.append(f"{fraction[:index]}[{int(digit) + 1}-9][0-9]*")
+    return rf"\.{_any(pieces)}"
+
+
+FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
+# The server's language has numbers of at most 18 digits, more than any count needs.
+MAX_BOUND = 10**18 - 1
+# All substrings of a text are listed if they have at most so many characters together.
+_MAX_SUBSTRINGS_LEN = 20_000
+
+
+def measured(measure: Measure, relation: str, constant: object, place: Place) -> Expression:
+    """A measure of the hole compared with a number, or `in` some numbers."""
+    constant = bare(constant)
+    if relation in FLIPPED:
+        _require_number(constant, measure.value, place)
+        return _bounded(measure, relation, exact_number(constant))
+    numbers = _numbers(constant)
+    if relation not in ("in", "not in") or numbers is None:
+        what = f"{measure.value} is a number, compared with numbers"
+        raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
+    is_one = _among(measure, numbers)
+    if relation == "in":
+        return is_one
+    # A text that is no integer satisfies no comparison.
+    return And((IsInt(), opposite(is_one))) if measure is Measure.INT else opposite(is_one)
+
+
+def decimal(relation: str, constant: object, place: Place) -> Expression:
+    """float(X), or a hole of that kind, compared with a number."""
+    if relation in FLIPPED:
+        _require_number(bare(constant), "float(X)", place)
+        number = exact_number(constant)
+        if number.is_finite():
+            return Matches(numerals_related(relation, number, decimals=True))
+        return _beyond(relation, number, IsFloat())
+    numbers = _numbers(bare(constant))
+    if relation not in ("in", "not in") or numbers is None:
+        what = "float(X) is a number, compared with numbers"
+        raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
+    found = Matches(numerals_among(map(exact_number, numbers), decimals=True))
+    return found if relation == "in" else And((IsFloat(), opposite(found)))
+
+
+def _require_number(constant: object, what: str, place: Place) -> None:
+    if not is_number(constant):
+        raise BadCondition(
+            f"{what} is a number, compared with numbers. Given: {described(constant)}", place
+        )
+
+
+def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
+    """The measure is a whole number, the bound any number."""
+    is_int = measure is Measure.INT
+    always: Expression = IsInt() if is_int else Constant(True)
+    if not bound.is_finite():
+        return _beyond(relation, bound, always)
+    if bound != bound.to_integral_value():
+        if relation in ("==", "!="):
+            return Constant(False) if relation == "==" else always
+        relation, whole = ("<=", math.floor(bound)) if "<" in relation else (">=", math.ceil(bound))
+    else:
+        whole = int(bound)
+    if not is_int and (whole < 0 or (whole == 0 and relation in ("<", ">="))):
+        return Constant(relation in (">", ">=", "!="))
+    if abs(whole) <= MAX_BOUND:
+        return Compare(measure, Relation(relation), whole)
+    if is_int:
+        return Matches(numerals_related(relation, Decimal(whole), decimals=False))
+    return Constant(relation in ("<", "<=", "!="))
+
+
+def _beyond(relation: str, bound: Decimal, always: Expression) -> Expression:
+    """Comparison with infinity or NaN."""
+    wanted = ("!=",) if bound.is_nan() else ("!=", "<", "<=") if bound > 0 else ("!=", ">", ">=")
+    return always if relation in wanted else Constant(False)
+
+
+def _numbers(value: object) -> range | list[object] | None:
+    """The numbers of a collection; None: it is none."""
+    if isinstance(value, range):
+        return value
+    if isinstance(value, str | bytes | Iterator) or not isinstance(value, Iterable):
+        return None
+    numbers = list(value)
+    return numbers if all(map(is_number, numbers)) else None
+
+
+def _among(measure: Measure, numbers: range | list[object]) -> Expression:
+    if isinstance(numbers, range) and numbers.step == 1 and numbers:
+        low = _bounded(measure, ">=", Decimal(numbers[0]))
+        return And((low, _bounded(measure, "<=", Decimal(numbers[-1]))))
+    bounds = [exact_number(number) for number in numbers]
+    if measure is Measure.INT and len(bounds) > 1:
+        finite = (bound for bound in bounds if bound.is_finite())
+        return Matches(numerals_among(finite, decimals=False))
+    return any_of(_bounded(measure, "==", bound) for bound in bounds)
+
+
+# The hole itself
+
+
+def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
+    """The hole's text or value on the left; `in` a text only if that is short."""
+    if kind.schema is not None:
+        return None
+    if kind.choices:
+        holding = [
+            text
+            for text in kind.choices
+            if compared(kind.finished(text), relation, constant, place)
+        ]
+        return OneOf(tuple(holding))
+    match relation:
+        case "in":
+            return _member(kind, constant, place)
+        case "not in":
+            found = _member(kind, constant, place)
+            return None if found is None else opposite(found)
+        case "==" | "is":
+            return _equal(kind, "==", constant, place)
+        case "!=" | "is not":
+            return _equal(kind, "!=", constant, place)
+    return _ordered(kind, relation, constant, place)
+
+
+def contained(kind: HoleKind, constant: object, place: Place) -> Expression | None:
+    """`constant in X`."""
+    text = text_of(constant)
+    if kind.schema is not None:
+        return None
+    if text is None or (is_number(constant) and not isinstance(constant, Finished)):
+        what = f"{described(constant)} cannot be looked for in a text"
+        raise BadCondition(what, place)
+    return Contains(text)
+
+
+def text_of(constant: object) -> str | None:
+    """The text of a constant, if it has one; a number of an earlier hole has one."""
+    if isinstance(constant, Finished) and is_scalar(constant.value):
+        return constant.shown
+    value = bare(constant)
+    return value if isinstance(value, str) else None
+
+
+def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression:
+    value = bare(constant)
+    text = text_of(constant)
+    if is_number(value) and kind.name == INT.name:
+        return measured(Measure.INT, relation, value, place)
+    if is_number(value) and kind.name == FLOAT.name:
+        return decimal(relation, constant, place)
+    if text is None and is_number(value):
+        what = f"the hole is {kind.name} and never {described(value)}"
+        raise BadCondition(f"{what}: compare int(X), or write [X: int]", place)
+    found: Expression = Constant(False) if text is None else OneOf((text,))
+    return found if relation == "==" else opposite(found)
+
+
+def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
+    value = bare(constant)
+    if kind.name == INT.name and is_number(value):
+        return measured(Measure.INT, relation, constant, place)
+    if kind.name == FLOAT.name and is_number(value):
+        return decimal(relation, constant, place)
+    if isinstance(value, str) and kind.python is str:
+        return None
+    is_text_with_number = kind.python is str and is_number(value)
+    hint = "; compare int(X) or len(X), or write [X: int]" if is_text_with_number else ""
+    what = (
+        f"the hole is {kind.name}, which `{relation}` does not compare with {described(constant)}"
+    )
+    raise BadCondition(what + hint, place)
+
+
+def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None:
+    text = text_of(constant)
+    if text is not None:
+        return _substring_of(text)
+    if kind.name == INT.name and isinstance(constant, range):
+        return _among(Measure.INT, constant)
+    items = _items(constant, place)
+    numbers = [item for item in items if is_number(item)]
+    if numbers and kind.python is str:
+        raise BadCondition(
+            f"the hole is text and never one of {described(constant)}: numbers in texts are"
+            ' strings, "7", or write [X: int]',
+            place,
+        )
+    parts: list[Expression] = []
+    texts = tuple(dict.fromkeys(item for item in items if isinstance(item, str)))
+    if texts or not numbers:
+        parts.append(OneOf(texts))
+    if numbers:
+        is_int = kind.name == INT.name
+        parts.append(_among(Measure.INT, numbers) if is_int else decimal("in", numbers, place))
+    return any_of(parts)
+
+
+def _items(constant: object, place: Place) -> list[object]:
+    value = bare(constant)
+    if isinstance(value, Iterator):
+        raise BadCondition("an iterator can be read only once; make it a list", place)
+    if not isinstance(value, Iterable):
+        raise BadCondition(f"nothing is in {described(constant)}", place)
+    items = list(value)
+    return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
+
+
+def _substring_of(text: str) -> Expression | None:
+    length = len(text)
+    if length * (length + 1) * (length + 2) // 6 > _MAX_SUBSTRINGS_LEN:
+        return None
+    found = (text[start:end] for start in range(length + 1) for end in range(start, length + 1))
+    return OneOf(tuple(dict.fromkeys(found)))
+
+
+def around_substrings(text: str) -> Expression:
+    """A superset of the substrings of a text: no longer, and no other characters."""
+    chars = "".join(map(re.escape, sorted(set(text))))
+    return And((Compare(Measure.CHARS, Relation.LE, len(text)), Matches(f"[{chars}]*")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A known side."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class _TextParts:
+    """words(X), which has to be counted; `shown`: its source text."""
+
+    operator: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """X.lower() or X.upper() of a text."""
+
+    fold: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparable:
+    """The property of the hole that is compared."""
+
+    what: "where.Measure | str"
+
+
+_HOLE = _Comparable("hole")
+_DECIMAL = _Comparable("float")
+_TYPE = _Comparable("type")
+_UNKNOWN = _Comparable("unknown")
+_Side = _Constant | _TextParts | _Folded | _Comparable
+
+
+def _side(term: Term, current: CurrentHole) -> _Side:
+    if current.name not in names_of(term):
+        value = operand(term, current.values)
+        return _UNKNOWN if value is Missing.UNKNOWN else _Constant(value)
+    match term:
+        case Ref():
+            return _HOLE
+        case Called():
+            return _applied(term, _side(term.arguments[0], current), current)
+        case Opaque():
+            fold = fold_of(term, current)
+            return _UNKNOWN if fold is None else _Folded(fold)
+    return _UNKNOWN
+
+
+def fold_of(term: Term, current: CurrentHole) -> str | None:
+    """`lower` for X.lower(), `upper` for X.upper() of a text hole; None for other terms."""
+    is_text = current.kind.schema is None and current.kind.python is str
+    if not is_text or not isinstance(term, Opaque):
+        return None
+    return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
+
+
+def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
+    name = operator_of(term)
+    if isinstance(about, _TextParts) and name == "len":
+        return _Comparable(PIECES[about.operator])
+    if about != _HOLE:
+        return _UNKNOWN
+    if name == "type":
+        return _TYPE
+    if name not in ("len", "int", "float", *PIECES):
+        return _UNKNOWN
+    if name == "len" and current.kind.has_length:
+        return _UNKNOWN  # the length of the value, not of its text
+    if name != "tokens":
+        require_text(name, current.kind, term.place)
+    match name:
+        case "len":
+            return _Comparable(where.Measure.CHARS)
+        case "int":
+            return _Comparable(where.Measure.INT)
+        case "float":
+            return _DECIMAL
+    return _TextParts(name, written(term))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """`scale * measure of the hole + shift`, in whole numbers; `measure` None: a number alone."""
+
+    measure: where.Measure | None
+    scale: int
+    shift: int
+
+
+def _sum_of(term: Term, current: CurrentHole) -> _Sum | None:
+    """A side of a comparison as a sum; None: it is none, or has a future hole."""
+    if current.name not in names_of(term):
+        number = bare(operand(term, current.values))
+        return _Sum(None, 0, number) if isinstance(number, int) else None
+    if isinstance(term, Calculated):
+        left = _sum_of(term.left, current)
+        right = _sum_of(term.right, current)
+        return None if left is None or right is None else _joined_sum(left, term.symbol, right)
+    match _side(term, current):
+        case _Comparable(where.Measure() as measure):
+            return _Sum(measure, 1, 0)
+        case _Comparable("hole") if current.kind.name == INT.name:
+            return _Sum(where.Measure.INT, 1, 0)
+    return None
+
+
+def _joined_sum(left: _Sum, symbol: str, right: _Sum) -> _Sum | None:
+    if symbol == "*":
+        about, factor = (left, right) if right.measure is None else (right, left)
+        if factor.measure is not None:
+            return None
+        return _Sum(about.measure, about.scale * factor.shift, about.shift * factor.shift)
+    if left.measure is not None and right.measure not in (None, left.measure):
+        return None
+    sign = -1 if symbol == "-" else 1
+    scale = left.scale + sign * right.scale
+    return _Sum(left.measure or right.measure, scale, left.shift + sign * right.shift)
+
+
+def _sums_compared(term: Compared, current: CurrentHole) -> Bounds:
+    """The bounds from `2 * len(X) + 1 < n`; open for anything but whole numbers of one measure."""
+    left = _sum_of(term.left, current)
+    right = _sum_of(term.right, current)
+    if left is None or right is None or term.relation not in FLIPPED:
+        return OPEN
+    found = _joined_sum(left, "-", right)
+    if found is None or found.measure is None or found.scale == 0:
+        return OPEN
+    relation = term.relation if found.scale > 0 else FLIPPED[term.relation]
+    bound, rest = divmod(-found.shift, found.scale)
+    if rest and abs(bound) > MAX_BOUND:
+        return OPEN
+    # Between two whole numbers any bound says the same.
+    number = Decimal(bound) + Decimal("0.5") if rest else bound
+    return exactly(measured(found.measure, relation, number, term.place))
+
+
+def _comparison(term: Compared, current: CurrentHole) -> Bounds:
+    """The bounds from a comparison. Raises BadCondition."""
+    are_sums = any(isinstance(side, Calculated) for side in (term.left, term.right))
+    is_about = current.name in names_of(term)
+    return (_sums_compared if are_sums and is_about else _compared)(term, current)
+
+
+def _compared(term: Compared, current: CurrentHole) -> Bounds:
+    left = _side(term.left, current)
+    right = _side(term.right, current)
+    _refuse_uncounted(left, term.place)
+    if term.relation in ("in", "not in"):
+        right = _listed(right, term.place)
+    _refuse_uncounted(right, term.place)
+    with errors_about(current.name):
+        return _related(left, right, term, current)
+
+
+def _refuse_uncounted(side: _Side, place: Place) -> None:
+    match side:
+        case _TextParts(shown=shown) | _Constant(TextParts(shown=shown)):
+            raise uncounted_parts(shown, place)
+
+
+def _listed(side: _Side, place: Place) -> _Side:
+    """The right side of `in`: the parts of a known text as a list."""
+    match side:
+        case _Constant(TextParts() as parts):
+            return _Constant(parts.listed(place))
+        case _TextParts(operator=operator) if operator != "tokens":
+            return _UNKNOWN
+    return side
+
+
+def _related(left: _Side, right: _Side, term: Compared, current: CurrentHole) -> Bounds:
+    relation = term.relation
+    if _Constant(Missing.NO_NUMBER) in (left, right):
+        return exactly(FALSE)
+    if isinstance(right, _Constant) and not isinstance(left, _Constant):
+        return _against(left, relation, right.value, term.place, current)
+    if not isinstance(left, _Constant):
+        return OPEN
+    if relation in FLIPPED:
+        return _against(right, FLIPPED[relation], left.value, term.place, current)
+    if relation not in ("in", "not in"):
+        return OPEN
+    match right, bare(left.value):
+        case _Comparable("hole"), _:
+            found = exactly(contained(current.kind, left.value, term.place))
+        case _Folded(fold), str() as text:
+            found = exactly(containing(fold, text))
+        case _:
+            return OPEN
+    return found if relation == "in" else negated(found)
+
+
+def _against(
+    side: _Side, relation: str, constant: object, place: Place, current: CurrentHole
+) -> Bounds:
+    """A comparison with the unknown on the left and a constant on the right."""
+    match side:
+        case _Comparable(where.Measure() as measure):
+            return exactly(measured(measure, relation, constant, place))
+        case _Folded(fold):
+            return exactly(_folded_comparison(fold, relation, bare(constant), place))
+        case _Comparable("float"):
+            return exactly(decimal(relation, constant, place))
+        case _Comparable("type"):
+            return exactly(_typed(relation, constant, place, current.kind))
+        case _Comparable("hole"):
+            return _hole_against(relation, constant, place, current.kind)
+    return OPEN
+
+
+def _folded_comparison(
+    fold: str, relation: str, constant: object, place: Place
+) -> where.Expression | None:
+    if relation in ("==", "!=") and isinstance(constant, str):
+        found = one_of(fold, (constant,))
+    elif relation in ("in", "not in"):
+        if isinstance(constant, Iterator):
+            raise BadCondition("an iterator can be read only once; make it a list", place)
+        # Too many texts for a mask, such as a dictionary, are checked afterwards.
+        is_large = isinstance(constant, Sized) and len(constant) > MAX_LETTERS
+        texts = None if is_large else strings(constant)
+        found = None if texts is None else one_of(fold, texts)
+    else:
+        return None
+    is_negated = relation in ("!=", "not in")
+    return opposite(found) if found is not None and is_negated else found
+
+
+def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:
+    said = subject(kind, relation, constant, place)
+    if said is not None or relation not in ("in", "not in") or kind.schema is not None:
+        return exactly(said)
+    text = constant.shown if isinstance(constant, Finished) else str(constant)
+    around = Bounds(FALSE, around_substrings(text))
+    return around if relation == "in" else negated(around)
+
+
+def _typed(
+    relation: str, constant: object, place: Place, kind: HoleKind
+) -> where.Expression | None:
+    wanted = bare(constant)
+    if not isinstance(wanted, type) or relation not in ("is", "==", "is not", "!="):
+        what = "type(X) is compared with a type by `is`"
+        raise BadCondition(f"{what}. Given: {relation} {described(wanted)}", place)
+    if kind.python is None:
+        return None
+    if kind.python is str and wanted in (int, float, bool):
+        what = f"type(X) is {wanted.__name__} says what a hole is, and this one is text"
+        raise BadCondition(f"{what}: let it stand alone or joined by `and`", place)
+    return where.Constant((kind.python is wanted) is (relation in ("is", "==")))
+
+
+def bounds(term: Term, current: CurrentHole) -> Bounds:
+    """The bounds from a condition. Raises BadCondition."""
+    if current.name not in names_of(term):
+        truth = evaluate(term, current.values)
+        if truth is not None:
+            return exactly(where.Constant(truth))
+    match term:
+        case All(parts):
+            return _joined(all_of, (bounds(part, current) for part in parts))
+        case AnyOf(parts) if all(map(_is_stop, parts)):
+            # The first phrase ends the hole, as with several stop operators.
+            return _joined(all_of, (bounds(part, current) for part in parts))
+        case AnyOf(parts):
+            _refuse_stops(parts, "or", ("stops_before",))
+            return _joined(any_of, (bounds(part, current) for part in parts))
+        case Not(part):
+            _refuse_stops((part,), "not", ("stops_at", "stops_before"))
+            return negated(bounds(part, current))
+        case Compared():
+            return _comparison(term, current)
+        case Called() if current.name in names_of(term):
+            return _condition(term, current)
+        case Ref(name, place) if name == current.name:
+            return exactly(_itself(name, current.kind, place))
+    return OPEN
+
+
+def _joined(
+    join: Callable[[Iterable[where.Expression]], where.Expression], parts: Iterable[Bounds]
+) -> Bounds:
+    several = tuple(parts)
+    return Bounds(
+        join(part.lower for part in several),
+        join(part.upper for part in several),
+    )
+
+
+def _is_stop(part: Term) -> bool:
+    return isinstance(part, Called) and operator_of(part) in STOPS
+
+
+def _refuse_stops(parts: Iterable[Term], joined_by: str, stops: tuple[str, ...]) -> None:
+    for part in parts:
+        match part:
+            case Called() if operator_of(part) in stops:
+                raise BadCondition(
+                    f"`{operator_of(part)}` cannot stand under `{joined_by}`: it says how a hole"
+                    " ends; join it to the rest by `and`",
+                    part.place,
+                )
+            case All(inner) | AnyOf(inner):
+                _refuse_stops(inner, joined_by, stops)
+            case Not(negated):
+                _refuse_stops((negated,), joined_by, stops)
+
+
+# Conditions of one operator
+
+
+def _itself(name: str, kind: HoleKind, place: Place) -> where.Expression:
+    """The hole as a condition, which is meaningful only for a bool."""
+    if kind.python is not bool:
+        what = f'the hole alone is no condition; compare it, as in {name} == "yes"'
+        raise BadCondition(what, place)
+    return where.OneOf(("True",))
+
+
+def _condition(term: Called, current: CurrentHole) -> Bounds:
+    """An operator that is a condition."""
+    name = as_condition(term)
+    about, *others = term.arguments
+    is_about_hole = isinstance(about, Ref) and about.name == current.name
+    known = [operand(other, current.values) for other in others]
+    is_known = not any(isinstance(value, Missing) for value in known)
+    if name in STOPS and not (is_about_hole and is_known):
+        usage = f'as in {name}({current.name}, ".")'
+        what = f"`{name}` is about a hole and phrases that are known, {usage}"
+        raise BadCondition(what, term.place)
+    fold = fold_of(about, current)
+    if fold is not None and is_known:
+        return exactly(_folded(fold, name, [bare(value) for value in known], term.place))
+    if not is_about_hole:
+        return OPEN
+    require_text(name, current.kind, term.place)
+    if not is_known:
+        return OPEN
+    with errors_about(current.name):
+        return exactly(text_term(name, [bare(value) for value in known], term.place))
+
+
+def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> where.Expression | None:
+    """An operator on X.lower() or X.upper(); None: not expressible."""
+    match text_term(name, known, place):
+        case where.StartsWith(phrases):
+            return beginning_with(fold, phrases)
+        case where.EndsWith(phrases):
+            return ending_with(fold, phrases)
+    return None

@@ -13,7 +13,7 @@ A Python value among the parts works as in Python: a false one ends an `and`.
 from collections.abc import Callable
 from typing import Any
 
-from client.query.conditions.evaluate import refuse_awaitable
+from client.query.conditions.evaluate import refuse_awaitable, uncounted_parts
 from client.query.conditions.operators import PIECES
 from client.query.conditions.terms import (
     All,
@@ -28,7 +28,6 @@ from client.query.conditions.terms import (
     Value,
     written,
 )
-from client.query.conditions.values import uncounted_parts
 from client.query.errors import Place
 
 _TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)

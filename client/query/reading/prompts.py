@@ -1,14 +1,21 @@
-"""Rewrites prompts: fixed text to `say`, tags to `role`, holes to awaited `hole` calls.
+"""The parts of a prompt, and the statements that they become.
+
+"Q: {question!r:>9} {:assistant} [@trim ANSWER: int]"
+ Words  Recall      RoleTag      HoleTag
 
 "Q: {x} [@f Y: int]" where c    ->    context.say(f"Q: {x} ", 0)
                                       Y = await context.hole(Hole("Y", int, f, lambda: c))
 """
 
 import ast
+import keyword
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from client.query.errors import BadProgram
 from client.query.reading.clauses import Distribution, PromptText
@@ -22,9 +29,314 @@ from client.query.reading.nodes import (
     plain_call,
     tuple_of,
 )
-from client.query.reading.template import FixedText, HoleTag, Recall, RoleTag, TemplatePart
 from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
+
+_CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
+_QUOTES = re.compile(r"'''|\"\"\"|'|\"")
+
+
+class EmbeddedCode:
+    """The characters of one prompt, read as code. Immutable."""
+
+    def __init__(self, value: Fragment) -> None:
+        self._chars = value.code
+        self._offsets = value.offsets
+
+    def find(self, index: int, signs: str, end: int | None = None) -> int | None:
+        """The first of some signs outside of brackets and strings of Python code.
+
+        Quotes with a backslash may delimit the code's strings, or be part of them.
+        """
+        stop = len(self._chars) if end is None else end
+        found = self._found(index, signs, stop, skips_escaped=False)
+        if found is None:
+            found = self._found(index, signs, stop, skips_escaped=True)
+        return found
+
+    def _found(self, index: int, signs: str, stop: int, *, skips_escaped: bool) -> int | None:
+        closing: list[str] = []
+        while index < stop:
+            char = self._chars[index]
+            quotes = _QUOTES.match(self._chars, index, stop)
+            if quotes and not (skips_escaped and self._is_escaped(index)):
+                behind = self._behind_string(quotes[0], index, stop, skips_escaped)
+                if behind is None:
+                    return None
+                index = behind
+                continue
+            if not closing and char in signs and not self._is_inequality(index):
+                return index
+            if char in _CLOSED_BY:
+                closing.append(_CLOSED_BY[char])
+            elif closing and char == closing[-1]:
+                closing.pop()
+            index += 1
+        return None
+
+    def _is_escaped(self, index: int) -> bool:
+        return self._offsets[index + 1] - self._offsets[index] > 1
+
+    def _is_inequality(self, index: int) -> bool:
+        return self._chars[index : index + 2] == "!="
+
+    def _behind_string(self, quotes: str, index: int, stop: int, skips_escaped: bool) -> int | None:
+        index += len(quotes)
+        while index < stop:
+            if self._chars[index] == "\\":
+                index += 2
+            elif skips_escaped and self._is_escaped(index):
+                index += 1
+            elif self._chars.startswith(quotes, index):
+                return index + len(quotes)
+            else:
+                index += 1
+        return None
+
+
+_ROLES = ("system", "user", "assistant", "tool")
+_DOTTED = re.compile(r"\w+(?:\s*\.\s*\w+)*\s*")
+# As later versions of LMQL have it: [argmax X], [sample(temperature=2) X].
+_DECODER = re.compile(r"(argmax|sample|beam|best_k|beam_var|var)\b\s*(?:\(.*\))?\s+\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class FixedText:
+    """Fixed text."""
+
+    text: str
+    span: SourceSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """`{code}`, as in an f-string. `shows_code`: the text for `=`."""
+
+    code: Fragment
+    span: SourceSpan
+    conversion: str | None = None
+    spec: tuple["FixedText | Recall", ...] | None = None
+    shows_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTag:
+    """`{:name}`."""
+
+    name: str
+    span: SourceSpan
+
+
+@dataclass(frozen=True, slots=True)
+class HoleTag:
+    """`[@decorator NAME: kind]`."""
+
+    name: str
+    span: SourceSpan
+    decorators: tuple[Fragment, ...] = ()
+    kind: Fragment | None = None
+
+
+TemplatePart: TypeAlias = FixedText | Recall | RoleTag | HoleTag
+
+
+def template_parts(text: Text, value: Fragment) -> tuple[TemplatePart, ...]:
+    """The parts of a prompt's value. Raises BadProgram."""
+    return _Reader(text, value).parts()
+
+
+class _Reader:
+    """Reads the characters of one prompt."""
+
+    def __init__(self, text: Text, value: Fragment) -> None:
+        self._text = text
+        self._chars = value.code
+        self._offsets = value.offsets
+        self._code = EmbeddedCode(value)
+        self._parts: list[TemplatePart] = []
+        self._words: list[str] = []
+        self._words_start = 0
+
+    def parts(self) -> tuple[TemplatePart, ...]:
+        index = 0
+        while index < len(self._chars):
+            index = self._step(index)
+        self._flush(index)
+        return tuple(self._parts)
+
+    def _step(self, index: int) -> int:
+        pair = self._chars[index : index + 2]
+        if pair in ("[[", "]]", "{{", "}}"):
+            return self._word(index, pair[0], 2)
+        match pair[0]:
+            case "[":
+                self._flush(index)
+                return self._hole(index)
+            case "{":
+                self._flush(index)
+                return self._brace(index)
+            case "}":
+                raise self._bad("a single '}'; write '}}' for the sign itself", index, index + 1)
+        return self._word(index, pair[0], 1)
+
+    def _word(self, index: int, char: str, length: int) -> int:
+        if not self._words:
+            self._words_start = index
+        self._words.append(char)
+        return index + length
+
+    def _flush(self, end: int) -> None:
+        if self._words:
+            words = "".join(self._words)
+            self._parts.append(FixedText(words, self._span(self._words_start, end)))
+            self._words.clear()
+
+    # Braces
+
+    def _brace(self, start: int) -> int:
+        end = self._code.find(start + 1, "}")
+        if end is None:
+            raise self._bad(
+                "'{' opens a value that is recalled and never closes; write '{{' for the sign",
+                start,
+                start + 1,
+            )
+        content = self._chars[start + 1 : end].strip()
+        if content.startswith(":"):
+            self._parts.append(self._role(content[1:].strip(), start, end + 1))
+            return end + 1
+        recall, stop = self._recall(start)
+        self._parts.append(recall)
+        return stop
+
+    def _role(self, name: str, start: int, stop: int) -> RoleTag:
+        if name not in _ROLES:
+            known = ", ".join(f"{{:{role}}}" for role in _ROLES)
+            raise self._bad(f"'{{:{name}}}' is no role; known are {known}", start, stop)
+        return RoleTag(name, self._span(start, stop))
+
+    def _recall(self, start: int) -> tuple[Recall, int]:
+        """`{code=!r:spec}` and the index behind it."""
+        end = self._code.find(start + 1, "}!:")
+        if end is None:
+            raise self._bad("'{' is never closed", start, start + 1)
+        code_end = end
+        shown = ""
+        code = self._chars[start + 1 : end]
+        if re.search(r"[^=!<>:]=\s*$", code):
+            code_end = start + 1 + code.rstrip().rindex("=")
+            shown = code
+        conversion = None
+        if self._chars[end] == "!":
+            conversion = self._chars[end + 1 : end + 2]
+            if conversion not in {"r", "s", "a"} or self._chars[end + 2 : end + 3] not in {
+                ":",
+                "}",
+            }:
+                raise self._bad("behind '!' comes r, s or a", end, end + 2)
+            end += 2
+        spec = None
+        if self._chars[end] == ":":
+            spec, end = self._spec(end + 1, start)
+        if not self._chars[start + 1 : code_end].strip():
+            raise self._bad(
+                "an expression is missing between '{' and '}'; write '{{}}' for the signs",
+                start,
+                end + 1,
+            )
+        span = self._span(start, end + 1)
+        fragment = self._fragment(start + 1, code_end)
+        return Recall(fragment, span, conversion, spec, shown), end + 1
+
+    def _spec(self, index: int, start: int) -> tuple[tuple[FixedText | Recall, ...], int]:
+        """A format specification up to its '}'; it may recall values, too."""
+        made: list[FixedText | Recall] = []
+        begin = index
+        while index < len(self._chars):
+            char = self._chars[index]
+            if char not in "{}":
+                index += 1
+                continue
+            if begin < index:
+                made.append(FixedText(self._chars[begin:index], self._span(begin, index)))
+            if char == "}":
+                return tuple(made), index
+            recall, index = self._recall(index)
+            made.append(recall)
+            begin = index
+        raise self._bad("'{' is never closed", start, start + 1)
+
+    # Holes
+
+    def _hole(self, start: int) -> int:
+        end = self._code.find(start + 1, "]")
+        if end is None:
+            raise self._bad(
+                "'[' opens a hole that is never closed; write '[[' for the sign", start, start + 1
+            )
+        decorators, index = self._decorators(start + 1, end)
+        colon = self._code.find(index, ":", end)
+        name = self._chars[index : end if colon is None else colon].strip()
+        self._check_name(name, start, end + 1)
+        kind = None
+        if colon is not None:
+            if not self._chars[colon + 1 : end].strip():
+                raise self._bad(f"behind '{name}:' comes a type, or a query", colon, colon + 1)
+            kind = self._fragment(colon + 1, end)
+        name = unicodedata.normalize("NFKC", name)
+        self._parts.append(HoleTag(name, self._span(start, end + 1), decorators, kind))
+        return end + 1
+
+    def _decorators(self, index: int, end: int) -> tuple[tuple[Fragment, ...], int]:
+        made: list[Fragment] = []
+        while True:
+            while index < end and self._chars[index].isspace():
+                index += 1
+            if index == end or self._chars[index] != "@":
+                return tuple(made), index
+            match = _DOTTED.match(self._chars, index + 1, end)
+            if match is None:
+                raise self._bad("behind '@' comes the name of a function", index, index + 1)
+            stop = match.end()
+            if self._chars[stop : stop + 1] == "(":
+                closing = self._code.find(stop + 1, ")", end)
+                if closing is None:
+                    raise self._bad("'(' is never closed", stop, stop + 1)
+                stop = closing + 1
+            made.append(self._fragment(index + 1, stop))
+            index = stop
+
+    def _check_name(self, name: str, start: int, stop: int) -> None:
+        if not name:
+            raise self._bad("a hole without a name; write '[[]]' for the signs", start, stop)
+        decoder = _DECODER.match(name)
+        if decoder is not None:
+            what = "stands in front of the whole program, not in a hole"
+            raise self._bad(f"`{decoder[1]}` is a decoder, which {what}", start, stop)
+        if not name.isidentifier():
+            raise self._bad(
+                f"'{name}' is no name for a hole; write '[[' and ']]' for the signs themselves",
+                start,
+                stop,
+            )
+        if keyword.iskeyword(name):
+            raise self._bad(f"'{name}' is a word of Python's and cannot name a hole", start, stop)
+        if name.startswith("__tandem"):
+            raise self._bad(f"the name '{name}' is taken", start, stop)
+
+    # Parts of the text
+
+    def _fragment(self, start: int, end: int) -> Fragment:
+        return Fragment(self._chars[start:end], self._offsets[start : end + 1])
+
+    def _span(self, start: int, end: int) -> SourceSpan:
+        first = self._offsets[start]
+        return SourceSpan(first, max(self._offsets[end - 1] + 1, first) if end > start else first)
+
+    def _bad(self, message: str, start: int, end: int) -> BadProgram:
+        span = self._span(start, end)
+        return self._text.bad(message, span.start, span.end)
+
 
 _CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
 

@@ -24,7 +24,6 @@ from typing import Any
 from client.query.errors import BadProgram, Source, TrimmedTracebacks
 from client.query.program import Program
 from client.query.reading import program_text
-from client.query.reading.bodies import HOLE
 from client.query.reading.clauses import (
     DECODER_WORDS,
     Block,
@@ -32,10 +31,15 @@ from client.query.reading.clauses import (
     PromptText,
     layout_of,
 )
-from client.query.reading.compiled_functions import Scope, compile_program, filename_of, free_names
-from client.query.reading.enclosing import Enclosing
+from client.query.reading.compiled_functions import (
+    Enclosing,
+    Scope,
+    compile_program,
+    filename_of,
+    free_names,
+)
 from client.query.reading.nodes import statements
-from client.query.reading.rewriting import Surroundings
+from client.query.reading.rewriting import HOLE, Surroundings
 from client.query.reading.text import (
     Fragment,
     SourceSpan,

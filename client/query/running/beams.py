@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client.beams import BeamHole, BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
+from client.calls import BeamHole, BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.backtracking import no_tries_left
 from client.query.running.decoding import (

@@ -18,9 +18,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from client.beams import BeamsAnswer, BeamsCall
-from client.calls import Answer, GenerateCall, ScoreCall, Scored, Scores
-from client.query.conditions.plan import HolePlan
+from client.calls import Answer, BeamsAnswer, BeamsCall, GenerateCall, ScoreCall, Scored, Scores
+from client.query.conditions.planner import HolePlan
 from client.query.errors import Place, QueryError, Source
 from client.query.program import Hole
 from client.query.running.transcript import PromptParts

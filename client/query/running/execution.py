@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from client.query.conditions.plan import Check
+from client.query.conditions.planner import Check
 from client.query.conditions.terms import Term
 from client.query.errors import BadProgram, Source
 from client.query.program import Hole, Program

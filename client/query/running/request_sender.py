@@ -7,8 +7,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from client.beams import BeamDropped, BeamModel, BeamsAnswer, BeamsCall
-from client.calls import Answer, GenerateCall, Model, ScoreCall, Scores, Usage
+from client.calls import (
+    Answer,
+    BeamDropped,
+    BeamModel,
+    BeamsAnswer,
+    BeamsCall,
+    GenerateCall,
+    Model,
+    ScoreCall,
+    Scores,
+    Usage,
+)
 from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
 from client.query.conditions.operators import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable

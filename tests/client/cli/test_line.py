@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.calls import Constraint, GenerateCall
-from client.cli.line import call_of, read_line
+from client.cli.chat import call_of, read_line
 from client.errors import BadInput
 from client.sampling import Sampling
 

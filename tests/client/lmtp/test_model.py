@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from client.beams import BeamHole, BeamsAnswer, BeamsCall, BeamsReport, BeamState
 from client.calls import (
     Answer,
+    BeamHole,
+    BeamsAnswer,
+    BeamsCall,
+    BeamsReport,
+    BeamState,
     Constraint,
     GenerateCall,
     GeneratedToken,

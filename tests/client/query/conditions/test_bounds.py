@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.calls import Constraint
-from client.query.conditions.evaluate import evaluate
+from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.operators import errors_about, rename_subject
-from client.query.conditions.plan import StopMode
-from client.query.conditions.planner import plan
+from client.query.conditions.planner import StopMode, plan
 from client.query.conditions.terms import Term
-from client.query.conditions.values import Finished
 from client.query.errors import BadCondition, Place, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, all_hold, term
 

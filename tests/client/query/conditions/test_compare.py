@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.errors import TandemError
-from client.query.conditions.compare import numerals_among, numerals_related
-from client.query.conditions.evaluate import evaluate
-from client.query.conditions.plan import HolePlan, StopMode
-from client.query.conditions.planner import plan
-from client.query.conditions.values import RELATIONS, Finished
+from client.query.conditions.bounds import numerals_among, numerals_related
+from client.query.conditions.evaluate import RELATIONS, Finished, evaluate
+from client.query.conditions.planner import HolePlan, StopMode, plan
 from client.query.errors import ProgramFailed, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, term
 

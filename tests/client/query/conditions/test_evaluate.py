@@ -2,8 +2,7 @@
 
 import pytest
 
-from client.query.conditions.evaluate import evaluate
-from client.query.conditions.values import Finished
+from client.query.conditions.evaluate import Finished, evaluate
 from tests.client.query.conditions.clauses import term
 
 HOLES = {

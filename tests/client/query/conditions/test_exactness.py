@@ -8,10 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from client.query.conditions.plan import StopMode
-from client.query.conditions.planner import plan
+from client.query.conditions.evaluate import Finished
+from client.query.conditions.planner import StopMode, plan
 from client.query.conditions.terms import Term
-from client.query.conditions.values import Finished
 from client.query.errors import Unsatisfiable
 from tests.client.query.conditions.clauses import (
     Conditions,

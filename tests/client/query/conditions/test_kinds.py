@@ -12,10 +12,9 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from client.calls import Constraint
+from client.query.conditions.evaluate import Finished
 from client.query.conditions.kinds import kind_of
-from client.query.conditions.plan import HolePlan, StopMode
-from client.query.conditions.planner import plan
-from client.query.conditions.values import Finished
+from client.query.conditions.planner import HolePlan, StopMode, plan
 from client.query.errors import BadCondition, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, term
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.calls import Constraint
+from client.query.conditions.evaluate import Finished
 from client.query.conditions.letter_case import (
     FOLDS,
     beginning_with,
@@ -17,9 +18,7 @@ from client.query.conditions.letter_case import (
     ending_with,
     one_of,
 )
-from client.query.conditions.plan import HolePlan, StopMode
-from client.query.conditions.planner import plan
-from client.query.conditions.values import Finished
+from client.query.conditions.planner import HolePlan, StopMode, plan
 from client.query.errors import Unsatisfiable
 from constraints.where.terms import Expression, Matches, OneOf
 from tests.client.query.conditions.clauses import term

@@ -6,10 +6,8 @@ import pytest
 
 from client.calls import Constraint
 from client.errors import Unreachable
-from client.query.conditions.evaluate import evaluate
-from client.query.conditions.plan import StopMode
-from client.query.conditions.planner import plan
-from client.query.conditions.values import Finished
+from client.query.conditions.evaluate import Finished, evaluate
+from client.query.conditions.planner import StopMode, plan
 from client.query.errors import BadCondition, Place, ProgramFailed
 from tests.client.query.conditions.clauses import term
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from client.query.conditions.terms import Called, Compared, Opaque
 from client.query.errors import BadProgram, Source
 from client.query.program import Hole, Program, Subquery
-from client.query.reading.enclosing import Enclosing
+from client.query.reading.compiled_functions import Enclosing
 from client.query.reading.program_errors import as_query_error
 from client.query.reading.reader import read, read_function, read_template
 from client.query.reading.text import SourceSpan, Text, Token, literal_of, tokens_of

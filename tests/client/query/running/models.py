@@ -17,9 +17,14 @@ from types import NoneType
 from typing import Protocol, cast
 from zlib import crc32
 
-from client.beams import BeamDropped, BeamHole, BeamsAnswer, BeamsCall, BeamsReport, BeamState
 from client.calls import (
     Answer,
+    BeamDropped,
+    BeamHole,
+    BeamsAnswer,
+    BeamsCall,
+    BeamsReport,
+    BeamState,
     Constraint,
     GenerateCall,
     GeneratedToken,
@@ -39,7 +44,7 @@ from client.query.program import Condition, Context, Hole, Program
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.results import Result
-from client.query.running.session import RunSurroundings, run_job
+from client.query.session import RunSurroundings, run_job
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from router.engine.beam_search import (

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from client.beams import BeamsAnswer, BeamsCall, BeamsReport
-from client.calls import Constraint, GenerateCall
+from client.calls import BeamsAnswer, BeamsCall, BeamsReport, Constraint, GenerateCall
 from client.query import NotSatisfied, Unsatisfiable, beam
 from client.query.program import Context
 from client.query.running.beams import Beam

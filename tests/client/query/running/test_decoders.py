@@ -9,8 +9,7 @@ import pytest
 from annotated_types import Le
 from pydantic import BaseModel
 
-from client.beams import MAX_PENALTY
-from client.calls import MAX_VALUES, ScoreCall
+from client.calls import MAX_PENALTY, MAX_VALUES, ScoreCall
 from client.query import (
     AsyncQuery,
     BadCondition,
@@ -22,11 +21,11 @@ from client.query import (
     sample,
 )
 from client.query.errors import Source
-from client.query.execution import Choices
 from client.query.program import Context, DecoderClause
 from client.query.reading.reader import read
 from client.query.running.backtracking import IndependentTraces
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
+from client.query.session import Choices
 from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.frames import BeamsFields

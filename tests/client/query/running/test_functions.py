@@ -26,7 +26,7 @@ from client.query import (
 from client.query.program import Context, Program, Subquery
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
-from client.query.running.session import run_job, surroundings
+from client.query.session import run_job, surroundings
 from client.sampling import Sampling
 from tests.client.query.running.models import (
     ScriptedModel,

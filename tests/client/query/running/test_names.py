@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from client.query import AsyncQuery, BadProgram, ProgramFailed, beam, query, run, run_all
-from client.query.reading.enclosing import LateNames
+from client.query.reading.compiled_functions import LateNames
 from tests.client.query.running.models import ScriptedModel, TreeModel, in_turn
 
 MODEL = ScriptedModel(lambda prompt: ["."])

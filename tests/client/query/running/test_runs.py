@@ -27,7 +27,6 @@ from client.query.program import Context
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.results import CallFile, State
-from client.query.running.session import RunSurroundings, run_job
 from client.query.running.transcript import (
     Span,
     Transcript,
@@ -36,6 +35,7 @@ from client.query.running.transcript import (
     spans_of,
     text_of,
 )
+from client.query.session import RunSurroundings, run_job
 from tests.client.query.running.models import (
     HERE,
     ScriptedModel,
