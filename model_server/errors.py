@@ -11,6 +11,7 @@ ShardError
  |    +-- NoBatch            a step of requests that were never sent, or were cleared
  |    +-- AdapterRefused     a LoRA adapter cannot be served with this model
  |    +-- NoAdapter          the adapter is not loaded
+ |    +-- ImageRefused       the model's class does not take what stands for an image
  |    +-- ConstraintRefused  a constraint cannot be compiled for this model
  |    +-- StaleEpoch         the call is from before a restart, or from another router
  +-- OutOfMemory         the pool or the largest step does not fit
@@ -65,6 +66,10 @@ class AdapterRefused(InvalidStep):
 
 class NoAdapter(InvalidStep):
     """A call names an adapter that is not loaded."""
+
+
+class ImageRefused(InvalidStep):
+    """The model's class does not take what a processor made of an image."""
 
 
 class StaleEpoch(InvalidStep):

@@ -62,6 +62,7 @@ from model_server.executor.device_weights import Partition
 from model_server.executor.evidence import KeptEvidence
 from model_server.executor.executor import Executor, PagedModel
 from model_server.executor.grouped import GroupedParameters
+from model_server.executor.seeing import Seeing
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -72,6 +73,7 @@ from model_server.sampling.choosing import sampling_ways
 from model_server.sampling.sampler import Sampler
 from model_server.zoo import HfModel
 from native.library import NativeUnavailable
+from processes.image_processor import ProcessedImage
 from proto.contract import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -190,29 +192,44 @@ def _setup(settings: ServeConfig, folder: Path) -> dict[str, str]:
     return found | settings.shared
 
 
-def load_model(settings: ModelSettings, world: World) -> PagedModel:
+def load_model(
+    settings: ModelSettings, world: World, noise: ProcessedImage | None = None
+) -> PagedModel:
     """Check and load a checkpoint: see `check_checkpoint` and `load_checked`."""
-    return load_checked(settings, check_checkpoint(settings, world.world_size), world)
+    return load_checked(settings, check_checkpoint(settings, world.world_size), world, noise)
 
 
-def load_checked(settings: ModelSettings, checked: CheckedCheckpoint, world: World) -> PagedModel:
+def load_checked(
+    settings: ModelSettings,
+    checked: CheckedCheckpoint,
+    world: World,
+    noise: ProcessedImage | None = None,
+) -> PagedModel:
     """Read a checkpoint, or this rank's part of it, and prove that it can be served.
+
+    noise: an image by which it is proven that it sees; None: its processor makes one
 
     Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused, each
     with the reason, and OutOfMemory when the weights do not fit.
     """
     _require_room(settings.device, checked.bytes_of_rank, world)
+    seeing = Seeing(checked.image_token_id, checked.left_out, checked.blind_reason)
+    seeing.take(settings.folder, noise, trust_remote_code=settings.trust_remote_code)
     if checked.recipe is None:
-        return _load_zoo(settings, checked, world, checked.fallback_reason)
+        return _load_zoo(settings, checked, world, checked.fallback_reason, seeing)
     try:
-        return _load_dense(settings, checked, checked.recipe, world)
+        return _load_dense(settings, checked, checked.recipe, world, seeing)
     except (Unreadable, NativeUnavailable) as error:
         check_zoo(settings, checked.config, checked.facts, str(error))
-        return _load_zoo(settings, checked, world, str(error))
+        return _load_zoo(settings, checked, world, str(error), seeing)
 
 
 def _load_dense(
-    settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe, world: World
+    settings: ModelSettings,
+    checked: CheckedCheckpoint,
+    recipe: Recipe,
+    world: World,
+    seeing: Seeing,
 ) -> PagedModel:
     facts = checked.facts
     limit = facts.max_position_embeddings
@@ -225,11 +242,14 @@ def _load_dense(
     if checked.int4 is not None or checked.packs_gguf:
         executor = _load_grouped(settings, checked, recipe, build, device, limit)
     else:
-        model = _read_weights(settings, checked, checked.weights_dtype, device, num_shards=1)
+        model = _read_weights(
+            settings, checked, checked.weights_dtype, device, num_shards=1, sees=seeing.may_see
+        )
         widen(model.module, recipe.wide_names(), settings.folder)
         if world.world_size > 1:
             executor = load_unproven(model, recipe, build)
         else:
+            seeing.begin(model, recipe)
             executor = load_dense(
                 model,
                 recipe,
@@ -238,6 +258,7 @@ def _load_dense(
                 quantize=settings.quantize,
                 kept=_kept_evidence(settings, checked),
             )
+            seeing.end(executor, is_rounded=settings.quantize is not None)
     windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
         executor,
@@ -250,6 +271,8 @@ def _load_dense(
         eos_token_ids=checked.eos_token_ids,
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
+        sight=seeing.sight,
+        blind_reason=seeing.blind_reason,
     )
 
 
@@ -341,6 +364,8 @@ def _read_weights(
     dtype: torch.dtype,
     device: torch.device,
     num_shards: int,
+    *,
+    sees: bool,
 ) -> HfModel:
     gguf = GgufFile.of_folder(settings.folder)
     return zoo.load(
@@ -350,7 +375,7 @@ def _read_weights(
         device=device,
         trust_remote_code=settings.trust_remote_code,
         num_shards=num_shards,
-        left_out=checked.left_out,
+        left_out=() if sees else checked.left_out,
         tensors=None if gguf is None else gguf.read(dtype),
     )
 
@@ -375,13 +400,18 @@ def widen(module: nn.Module, names: Collection[str], folder: Path) -> None:
 
 
 def _load_zoo(
-    settings: ModelSettings, checked: CheckedCheckpoint, world: World, reason: str | None
+    settings: ModelSettings,
+    checked: CheckedCheckpoint,
+    world: World,
+    reason: str | None,
+    seeing: Seeing,
 ) -> PagedModel:
     if world.is_first:
         _log.info("the model runs in its own class, not by a recipe: %s", reason)
     dtype = checked.dtype
     device = settings.device
-    model = _read_weights(settings, checked, dtype, device, checked.num_shards)
+    model = _read_weights(settings, checked, dtype, device, checked.num_shards, sees=seeing.may_see)
+    seeing.begin(model)
     expected = gate.expected_logits(model, device)
     memory = gate.learn_memory(model, device)
     plans = gate.probe_layers(model, memory, ReferenceAttention(), dtype, device, expected)
@@ -403,6 +433,7 @@ def _load_zoo(
         device,
         max_lora_rank=settings.max_lora_rank if settings.max_loras else None,
     )
+    seeing.end(executor)
     return PagedModel(
         executor,
         model_type=model.facts.model_type,
@@ -415,6 +446,8 @@ def _load_zoo(
         fallback_reason=reason,
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
+        sight=seeing.sight,
+        blind_reason=seeing.blind_reason,
     )
 
 
@@ -481,9 +514,13 @@ def _info(
         weights_bytes=bytes_of_rank(settings, checked),
         bytes_per_block=model.bytes_per_block,
         sampling_defaults=checked.sampling_defaults,
-        language_model_only=checked.takes_more_than_text,
+        language_model_only=checked.takes_more_than_text and model.sight is None,
         state_bytes=model.state_bytes,
         keeps_states=model.keeps_states,
         max_loras=model.max_loras,
+        sees_images=model.sight is not None,
+        blind_reason=model.blind_reason,
+        image_token_id=None if model.sight is None else model.sight.eyes.image_token_id,
+        images_see_ahead=model.sight is not None and model.sight.facts.sees_ahead,
         setup=sha256(repr((sorted(setup.items()), gpu)).encode()).hexdigest()[:16],
     )

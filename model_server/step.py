@@ -50,6 +50,8 @@ class SequenceStep(NamedTuple):
                 next token, more for prompt logprobs or drafts
     state:      None: the model has none
     adapter:    the place of its adapter; None: the model alone
+    turns:      [3, len(token_ids)] int64 rotary positions; None: cached_len, cached_len + 1, ...
+    images:     what images show of some of the tokens, counted within these
     """
 
     token_ids: Sequence[int]
@@ -58,6 +60,21 @@ class SequenceStep(NamedTuple):
     num_logits: int = 1
     state: StateStep | None = None
     adapter: int | None = None
+    turns: npt.NDArray[np.int64] | None = None
+    images: "ImageRows | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """What stands in the place of some tokens' embeddings.
+
+    places: [num_rows] int64, these tokens in rising order
+    rows:   [1 + num_deep, num_rows, hidden_size]: the embeddings, and what is added behind each of
+            the first layers
+    """
+
+    places: Tensor
+    rows: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +117,9 @@ class StepInputs:
     state_slots: StateSlots | None = None  # `states` for kernels
     adapters: tuple[int | None, ...] = ()  # per sequence, see SequenceStep; (): none has one
     device_adapters: Tensor | None = None  # [num_tokens] int32, row_adapters() for kernels
+    # [3, num_tokens] int64 rotary positions, `positions` the first of them; None: all are alike
+    turns: Tensor | None = None
+    images: ImageRows | None = None  # of tokens counted within the step; None: all are of text
 
     @classmethod
     def build(
@@ -132,9 +152,10 @@ class StepInputs:
         head_rows = _filled(logits_rows, min_tokens)
         states = _states(sequences)
         adapters = _adapters(sequences)
+        positions, turns = _turned(sequences, flat)
         arrays: list[npt.NDArray[Any]] = [
             flat.token_ids,
-            flat.positions,
+            positions,
             flat.slots,
             logits_rows,
             head_rows,
@@ -161,6 +182,8 @@ class StepInputs:
             state_slots=StateSlots(tensors[6], *tensors[8:12]) if states else None,
             adapters=adapters,
             device_adapters=tensors[-1] if adapters else None,
+            turns=None if turns is None else PinnedStaging(device).to_device(turns),
+            images=_images(sequences, flat.cu_lens, device),
         )
 
     @property
@@ -338,6 +361,33 @@ def _row_adapters(
 ) -> npt.NDArray[np.int32]:
     places = [-1 if place is None else place for place in adapters]
     return np.repeat(np.array(places, np.int32), query_lens)
+
+
+def _turned(
+    sequences: Sequence[SequenceStep], flat: _FlatStep
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Each token's first rotary position, and all three where they differ."""
+    if all(sequence.turns is None for sequence in sequences):
+        return flat.positions, None
+    turns = np.repeat(flat.positions[None], 3, axis=0)
+    for first, sequence in zip(flat.cu_lens, sequences, strict=False):
+        if sequence.turns is not None:
+            turns[:, first : first + len(sequence.token_ids)] = sequence.turns
+    return turns[0].copy(), turns if (turns != turns[0]).any() else None
+
+
+def _images(
+    sequences: Sequence[SequenceStep], cu_lens: Sequence[int], device: torch.device
+) -> ImageRows | None:
+    found = [
+        (first, sequence.images)
+        for first, sequence in zip(cu_lens, sequences, strict=False)
+        if sequence.images is not None
+    ]
+    if not found:
+        return None
+    places = torch.cat([first + images.places for first, images in found])
+    return ImageRows(places.to(device), torch.cat([images.rows for _, images in found], 1))
 
 
 def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:

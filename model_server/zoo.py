@@ -11,8 +11,8 @@ reaches those models that do not hand keyword arguments down.
 It knows no request, no sampling and no RPC, and not which model may be served: the gate decides
 that.
 
-Of a model that also sees, the language model alone is built and loaded: what a pass over text never
-calls is left out, so that no image can be given to it.
+Of a model that also sees, and whose images are not served, the language model alone is built and
+loaded: what a pass over text never calls is left out, so that no image can be given to it.
 """
 
 import inspect
@@ -192,7 +192,7 @@ class HfModel:
         token_ids and positions are [num_tokens] int64, rows [num_rows] int64.
         cache: what layers see as theirs, where it is more than a StepCache
         """
-        self._use(_PAGED)
+        self.use(_PAGED)
         options: dict[str, Any] = {}
         if self._cache_name is not None:
             options[self._cache_name] = StepCache(positions) if cache is None else cache
@@ -204,7 +204,7 @@ class HfModel:
 
     def native_logits(self, token_ids: Tensor) -> Tensor:
         """Logits [num_tokens, vocab_size] of one whole sequence by the model's own attention."""
-        self._use(EAGER)
+        self.use(EAGER)
         rows = torch.arange(token_ids.shape[0], device=token_ids.device)
         return self._logits(token_ids, rows, rows)
 
@@ -212,7 +212,8 @@ class HfModel:
         """The number of parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
-    def _use(self, implementation: str) -> None:
+    def use(self, implementation: str) -> None:
+        """Attend in this way from here on, as transformers calls it."""
         if self.module.config._attn_implementation != implementation:
             self.module.set_attn_implementation(implementation)
 
@@ -320,10 +321,18 @@ def _require_known(folder: Path) -> None:
     )
 
 
-def build_empty(config: Any, *, trust_remote_code: bool) -> HfModel:
+def takes_images(config: Any) -> bool:
+    """Whether the class that is made of this config is one for images and text."""
+    mapping = AutoModelForImageTextToText._model_mapping
+    return type(config) in mapping and mapping[type(config)] is _get_model_class(
+        config, _auto_class(config)._model_mapping
+    )
+
+
+def build_empty(config: Any, *, trust_remote_code: bool, sees: bool = False) -> HfModel:
     """The model without weights, for its facts. Raises ModelRefused if it has no class.
 
-    What a pass over text never calls is left out.
+    What a pass over text never calls is left out, unless it `sees`.
     """
     try:
         with torch.device("meta"):
@@ -334,10 +343,10 @@ def build_empty(config: Any, *, trust_remote_code: bool) -> HfModel:
             f"a {config.model_type} model cannot be built of this config:"
             f" {type(error).__name__}: {_brief(error)}"
         ) from error
-    if not takes_more_than_text(model.module.config) or _auto_class(config) is None:
+    if sees or not takes_more_than_text(model.module.config) or _auto_class(config) is None:
         return model
     left_out = _never_called(model)
-    _leave_out(model.module, left_out)
+    leave_out(model.module, left_out)
     return HfModel(model.module, left_out)
 
 
@@ -390,7 +399,7 @@ def _attend_nothing(*_: object) -> Tensor:
     raise AssertionError("a layer ran that was replaced")
 
 
-def _leave_out(module: Any, names: Collection[str]) -> None:
+def leave_out(module: Any, names: Collection[str]) -> None:
     """Put parts in the places of these that have no weights and cannot be called."""
     for name in names:
         module.set_submodule(name, nn.Module())
@@ -402,7 +411,7 @@ def _class_without(model_class: Any, names: tuple[str, ...]) -> Any:
 
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:
         model_class.__init__(self, *arguments, **options)
-        _leave_out(self, names)
+        leave_out(self, names)
 
     ignored = (f"^{re.escape(name)}\\." for name in names)
     members = {

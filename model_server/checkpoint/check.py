@@ -45,6 +45,7 @@ from model_server.errors import (
 from model_server.executor.adapters import most_bytes
 from model_server.executor.device_weights import Partition
 from model_server.executor.weights import ELEMENT_NAMES, MAX_TAPS
+from model_server.eyes import Blind
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import (
     Attention,
@@ -117,8 +118,10 @@ class CheckedCheckpoint:
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
     packs_gguf:      whether those of a GGUF file are packed in their own kinds
-    left_out:        names of parts that are not loaded, since text never passes them
-    takes_more_than_text: by its config, as images; text alone is served
+    left_out:        names of parts that text never passes; they are loaded if the model may see
+    takes_more_than_text: by its config, as images
+    image_token_id:  in the place of images; None: they are not served
+    blind_reason:    why not, where its class takes them
     """
 
     config: Any
@@ -136,6 +139,8 @@ class CheckedCheckpoint:
     packs_gguf: bool = False
     left_out: tuple[str, ...] = ()
     takes_more_than_text: bool = False
+    image_token_id: int | None = None
+    blind_reason: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -286,16 +291,21 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         zoo.check_quantization(settings.folder, config, settings.device, fallback_reason)
         check_zoo(settings, config, empty.facts, fallback_reason)
     takes_more_than_text = zoo.takes_more_than_text(config)
+    image_token_id = None
+    blind_reason = None
     if takes_more_than_text:
-        _log.info(
-            "%s: images are not seen: text alone is served; not loaded: %s",
-            settings.folder,
-            ", ".join(empty.left_out) or "none of its parts",
-        )
+        try:
+            image_token_id = _image_token_id(settings, config)
+        except Blind as reason:
+            blind_reason = str(reason)
+            _log.info("%s: images are not seen: %s", settings.folder, blind_reason)
     is_sharded = recipe is not None or _can_shard(empty, world_size)
     num_shards = world_size if is_sharded else 1
     quantization = _quantization(config)
-    num_parameters = empty.num_parameters()
+    whole = empty
+    if image_token_id is not None:
+        whole = zoo.build_empty(config, trust_remote_code=trust, sees=True)
+    num_parameters = whole.num_parameters()
     weights_dtype = dtype
     weights_bytes = None
     gguf = None
@@ -324,7 +334,26 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         packs_gguf=gguf is not None,
         left_out=empty.left_out,
         takes_more_than_text=takes_more_than_text,
+        image_token_id=image_token_id,
+        blind_reason=blind_reason,
     )
+
+
+def _image_token_id(settings: ModelSettings, config: Any) -> int:
+    """The token in whose place images go. Raises Blind for a model whose images are not served."""
+    if not zoo.takes_images(config):
+        raise Blind(f"{config.model_type} has no class that reads images and writes text")
+    if settings.device.type != "cpu":
+        raise Blind(f"images are not served on {settings.device.type} yet")
+    if _quantization(config) is not None:
+        raise Blind("its checkpoint is quantized")
+    if GgufFile.of_folder(settings.folder) is not None:
+        raise Blind("a GGUF file has nothing that sees")
+    for name in ("image_token_id", "image_token_index"):
+        token_id = getattr(config, name, None)
+        if isinstance(token_id, int):
+            return token_id
+    raise Blind("its config.json names no image_token_id")
 
 
 def _eos_token_ids(settings: ModelSettings, vocab_size: int) -> tuple[int, ...]:
@@ -771,7 +800,11 @@ def _require_names(of_model: ModelSettings, checked: CheckedCheckpoint) -> None:
     if _quantization(checked.config) is not None:
         return
     stored = checkpoint.check(of_model.folder)
-    empty = zoo.build_empty(checked.config, trust_remote_code=of_model.trust_remote_code)
+    empty = zoo.build_empty(
+        checked.config,
+        trust_remote_code=of_model.trust_remote_code,
+        sees=checked.image_token_id is not None,
+    )
     zoo.require_names(of_model.folder, empty, {name: each.shape for name, each in stored.items()})
 
 

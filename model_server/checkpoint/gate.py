@@ -53,6 +53,7 @@ _HARMLESS = frozenset(
         "output_hidden_states",
         "output_router_logits",
         "is_causal",
+        "logits_to_keep",
         "cache_position",
     )
 )

@@ -29,8 +29,9 @@ from model_server.engine.first_rank import FirstRank, Follower, Rank, StepInFlig
 from model_server.engine.sequences import DraftRules, PlannedChunk, SequenceState, take_scores
 from model_server.engine.states import StateBook
 from model_server.engine.warmup import Largest, StepRoom, warm_up
-from model_server.errors import InvalidStep, NoBatch, OutOfMemory
+from model_server.errors import ImageRefused, InvalidStep, NoBatch, OutOfMemory, RanksDiverged
 from model_server.executor.executor import PagedModel, ReadAdapter
+from model_server.images import Gallery, SequenceImages
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.sampling.choosing import PromptScore
@@ -85,6 +86,8 @@ class Runner:
         self._held = HeldRequests(sampler, guides, model.eos_token_ids)
         self._states = StateBook()
         self._adapters = AdapterBook(model.max_loras)
+        # None: the model does not see.
+        self._gallery = None if model.sight is None else Gallery(model.sight.eyes)
         self._takes_constraints = guides is not None or not world.is_first
         self._room = StepRoom(world, model.device, bytes_per_token=0)
         # Of a sequence; None before warm-up.
@@ -151,7 +154,9 @@ class Runner:
         started_ns = time.perf_counter_ns()
         running = self._held.without(dropped_ids)
         self._require_servable(new)
-        entering = [SequenceState.of(one, self._states.open(one)) for one in new]
+        entering = [
+            SequenceState.of(one, self._states.open(one), self._images_of(one)) for one in new
+        ]
         block_size = self._model.block_size
         rules = DraftRules.of_rows(len(running), self._model.eos_token_ids)
         changes = _by_request(updates)
@@ -182,6 +187,8 @@ class Runner:
         Raises OutOfMemory when that does not help either.
         """
         num_failed = 0
+        if step.logits is None and self._gallery is not None:
+            self._look(step, self._gallery)
         while step.inputs is not None:
             try:
                 if step.logits is None:
@@ -321,7 +328,7 @@ class Runner:
         except InvalidStep:
             return None
         step = StepInFlight(chunks, None, time.perf_counter_ns(), is_behind=True)
-        if not chunks or not step.is_plain:
+        if not chunks or not step.is_plain or any(chunk.is_to_look for chunk in chunks):
             return None
         step.inputs = self._inputs(chunks)
         try:
@@ -380,7 +387,7 @@ class Runner:
                 self._adapters.place_of(one.adapter_id)
             if one.constraint is not None and not self._takes_constraints:
                 raise InvalidStep(f"request {one.request_id}: constraints are not served here")
-            if one.images:
+            if one.images and self._gallery is None:
                 raise InvalidStep(f"request {one.request_id}: images are not served here")
             total_len = one.prompt_len + one.stop.max_new_tokens
             if self._max_total_len is not None and total_len > self._max_total_len:
@@ -392,6 +399,32 @@ class Runner:
                 raise InvalidStep(
                     f"request {one.request_id}: a token id is not in 0..{vocab_size - 1}"
                 )
+
+    def _images_of(self, new: NewSequence) -> SequenceImages | None:
+        if not new.images or self._model.sight is None:
+            return None
+        return SequenceImages(new.images, new.token_ids, self._model.sight.facts.is_turned)
+
+    def _look(self, step: StepInFlight, gallery: Gallery) -> None:
+        """Look at the images of which the step computes something. What cannot be seen, or does not
+        fit, fails its request alone.
+        """
+        looking = [chunk for chunk in step.chunks if chunk.is_to_look]
+        for chunk in looking:
+            try:
+                chunk.see(gallery)
+            except Exception as error:
+                is_exhausted = memory.is_exhausted(error)
+                if is_exhausted and self._world.world_size > 1:
+                    raise RanksDiverged(
+                        f"rank {self._world.rank} has no memory to look at an image: {error}"
+                    ) from error
+                if not is_exhausted and not isinstance(error, ImageRefused):
+                    raise
+                step.chunks = [each for each in step.chunks if each is not chunk]
+                step.failed += self._held.fail(chunk.sequence, f"its image is not seen: {error}")
+        if looking:
+            step.inputs = self._inputs(step.chunks) if step.chunks else None
 
     def _inputs(self, chunks: Sequence[PlannedChunk]) -> StepInputs:
         """The tensors of a step. Raises InvalidStep."""
@@ -410,6 +443,8 @@ class Runner:
             states = chunk.sequence.states
             if states is not None and chunk.state is not None:
                 self._states.end(states, chunk.state, chunk.start + chunk.chunk_len)
+            if chunk.sequence.images is not None:
+                chunk.sequence.images.forget(chunk.sequence.computed_len)
         # Of a step that was launched behind another one, what it took after that one.
         started_ns = max(step.started_ns, self._finished_ns)
         self._finished_ns = time.perf_counter_ns()

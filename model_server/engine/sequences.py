@@ -33,6 +33,7 @@ from torch import Tensor
 from model_server.engine.adapters import AdapterBook
 from model_server.engine.states import SequenceStates
 from model_server.errors import InvalidStep
+from model_server.images import Gallery, SequenceImages
 from model_server.sampling.choosing import PromptScore, score_tokens
 from model_server.step import SequenceStep, StateStep
 from proto.contract import FinishReason, LogprobParams, NewSequence, RunningUpdate, StopParams
@@ -161,6 +162,7 @@ class SequenceState:
     max_drafts: int = 0
     states: SequenceStates | None = None
     adapter_id: int | None = None
+    images: SequenceImages | None = None
     is_constrained: bool = False
     is_decoding: bool = False
     has_ended: bool = False
@@ -168,7 +170,12 @@ class SequenceState:
     _drafter: Drafter | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, new: NewSequence, states: SequenceStates | None = None) -> "SequenceState":
+    def of(
+        cls,
+        new: NewSequence,
+        states: SequenceStates | None = None,
+        images: SequenceImages | None = None,
+    ) -> "SequenceState":
         """The state of a new request."""
         return cls(
             request_id=new.request_id,
@@ -182,6 +189,7 @@ class SequenceState:
             max_drafts=new.max_drafts,
             states=states,
             adapter_id=new.adapter_id,
+            images=images,
             is_constrained=new.constraint is not None,
         )
 
@@ -387,6 +395,21 @@ class PlannedChunk(NamedTuple):
         """Whether the sequence ends with this chunk, whatever its token is."""
         return self.samples and self.sequence.num_left <= 1
 
+    @property
+    def is_to_look(self) -> bool:
+        """Whether there are images that `see` would look at."""
+        images = self.sequence.images
+        return images is not None and images.has_unseen(
+            self.start - self.num_repeated, self.start + self.chunk_len
+        )
+
+    def see(self, gallery: Gallery) -> None:
+        """Look at the images of which its tokens hold something. Raises as `SequenceImages.see`."""
+        assert self.sequence.images is not None
+        self.sequence.images.see(
+            self.start - self.num_repeated, self.start + self.chunk_len, gallery
+        )
+
     def step(self, adapters: AdapterBook) -> SequenceStep:
         """The chunk as an input of `StepInputs.build`; a token that it awaits is 0.
 
@@ -398,7 +421,22 @@ class PlannedChunk(NamedTuple):
         token_ids = self.sequence.token_ids[start : self.start + self.chunk_len]
         if self.awaits or self.drafts:
             token_ids = [*token_ids, *(self.drafts or (0,))]
-        return SequenceStep(token_ids, start, self.block_ids, self.num_logits, self.state, adapter)
+        images = self.sequence.images
+        if images is None:
+            return SequenceStep(
+                token_ids, start, self.block_ids, self.num_logits, self.state, adapter
+            )
+        end = start + len(token_ids)
+        return SequenceStep(
+            token_ids,
+            start,
+            self.block_ids,
+            self.num_logits,
+            self.state,
+            adapter,
+            images.turns(start, end),
+            images.rows(start, end),
+        )
 
 
 def _covering(

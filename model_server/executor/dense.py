@@ -17,6 +17,7 @@ from torch import Tensor
 from model_server.executor.evidence import Evidence, KeptEvidence
 from model_server.executor.executor import Executor
 from model_server.executor.grouped import GroupedParameters, RoundedParameters
+from model_server.images import SequenceImages
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
 from model_server.recipe.proof import (
     handed_to_experts,
@@ -79,7 +80,7 @@ def load_dense(
         if kept is not None:
             kept.write(evidence)
     executor = load_unproven(model, recipe, build)
-    actual = _logits(executor, evidence.token_ids)
+    actual = logits_in_chunks(executor, evidence.token_ids)
     if quantize is None:
         require_near(actual, evidence.native, evidence.exact, dtype, evidence.exact_of_chosen)
         error = relative_error(actual, evidence.exact)
@@ -119,7 +120,7 @@ def load_grouped(
         parameters, _tables(angles, num_positions, parameters.device), release=parameters.release
     )
     if max_error is not None and evidence is not None:
-        actual = _logits(executor, evidence.token_ids)
+        actual = logits_in_chunks(executor, evidence.token_ids)
         _require_within(max_error, actual, evidence.exact, executor.name)
     return executor
 
@@ -193,8 +194,13 @@ def _token_ids(vocab_size: int, device: torch.device) -> Tensor:
     return (torch.arange(1, 1 + sum(_CHUNK_LENS), device=device) * 7) % vocab_size
 
 
-def _logits(executor: Executor, token_ids: Tensor) -> Tensor:
-    """Of every token, computed in chunks."""
+def logits_in_chunks(
+    executor: Executor,
+    token_ids: Tensor,
+    chunk_lens: Sequence[int] = _CHUNK_LENS,
+    images: SequenceImages | None = None,
+) -> Tensor:
+    """Of every token, computed in chunks; the images are seen."""
     num_blocks = -(-len(token_ids) // executor.block_size)
     # Blocks in falling order: a table that is not followed shows.
     block_ids = list(reversed(range(num_blocks)))
@@ -204,9 +210,13 @@ def _logits(executor: Executor, token_ids: Tensor) -> Tensor:
     write_id = 0
     ids: Sequence[int] = token_ids.tolist()
     rows = []
-    for first, end in pairwise(accumulate(_CHUNK_LENS, initial=0)):
+    for first, end in pairwise(accumulate(chunk_lens, initial=0)):
         state = StateStep(read_id, write_id) if has_states else None
-        step = SequenceStep(ids[first:end], first, block_ids, end - first, state)
+        turns = None if images is None else images.turns(first, end)
+        shown = None if images is None else images.rows(first, end)
+        step = SequenceStep(
+            ids[first:end], first, block_ids, end - first, state, turns=turns, images=shown
+        )
         read_id = write_id
         write_id = 1 - read_id
         inputs = StepInputs.build(
@@ -214,6 +224,7 @@ def _logits(executor: Executor, token_ids: Tensor) -> Tensor:
             block_size=executor.block_size,
             scratch_block_id=num_blocks,
             device=token_ids.device,
+            min_tokens=executor.min_step_tokens,
         )
         rows.append(executor.forward(inputs).clone())
     executor.close()

@@ -31,6 +31,7 @@ _SOURCE = Path(__file__).parents[1] / "native" / "dense.cpp"
 _BLOCK_SIZE = 16  # kBlock of the C++
 _OUT_OF_MEMORY = 1
 _BAD_TOKEN = 2
+_BAD_POSITION = 3
 
 
 def load_dense() -> ctypes.CDLL:
@@ -124,6 +125,7 @@ class DenseCpu:
             self.adapters = NativeAdapters(self._library, self._weights, max_loras, max_lora_rank)
             self._model.adapters = self.adapters.struct
         self._recipe = recipe
+        self._axes: Sequence[npt.NDArray[np.int64]] = ()
         self.state_bytes = recipe.state_bytes
         self._step = StepStruct()
         self._step_address = ctypes.addressof(self._step)
@@ -171,6 +173,10 @@ class DenseCpu:
         if not self._engine:
             raise MemoryError("the native forward found no memory for its buffers")
 
+    def turn_by(self, axes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """By which of three rotary positions each angle of each table turns."""
+        self._axes = axes
+
     def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
         """See Executor: there is nothing to do."""
 
@@ -203,10 +209,43 @@ class DenseCpu:
         if inputs.adapters:
             assert inputs.device_adapters is not None
             step.adapters = inputs.device_adapters.data_ptr()
+        step.num_rows = step.num_deep = step.num_turned = 0
+        is_plain = inputs.images is None and inputs.turns is None
+        kept = None if is_plain else self._set_images(step, inputs)
         status = self._library.tandem_dense_forward(self._engine, self._step_address)
+        del kept
         if status:
             raise self._error(status, inputs)
         return logits
+
+    def _set_images(self, step: StepStruct, inputs: StepInputs) -> list[object]:
+        """Let the step have what images show, and where it stands; returns what has to live on."""
+        kept: list[object] = []
+        if inputs.images is not None:
+            rows = inputs.images.rows.float().contiguous()
+            token_ids = inputs.token_ids.clone()
+            token_ids[inputs.images.places] = self._model.vocab + torch.arange(rows.shape[1])
+            step.num_deep, step.num_rows = rows.shape[0] - 1, rows.shape[1]
+            step.rows = rows.data_ptr()
+            step.token_ids = token_ids.data_ptr()
+            kept += [rows, token_ids]
+        if inputs.turns is not None:
+            turns = inputs.turns.numpy()
+            if turns.max() >= self._model.num_positions:
+                raise self._error(_BAD_POSITION, inputs)
+            is_turned = (turns != turns[0]).any(0)
+            positions = turns[0].copy()
+            positions[is_turned] = -1 - np.arange(is_turned.sum())
+            step.positions = positions.ctypes.data
+            step.num_turned = int(is_turned.sum())
+            kept.append(positions)
+            ropes = zip(self._weights.ropes, self._weights.tables, self._axes, strict=False)
+            for rope, tables, axes in ropes:
+                of_angles = np.ascontiguousarray(turns[:, is_turned][axes].T)  # [num_turned, half]
+                cos, sin = (np.take_along_axis(table, of_angles, axis=0) for table in tables)
+                rope.turned_cos, rope.turned_sin = cos.ctypes.data, sin.ctypes.data
+                kept += [cos, sin]
+        return kept
 
     def _error(self, status: int, inputs: StepInputs) -> Exception:
         if status == _OUT_OF_MEMORY:

@@ -18,6 +18,7 @@ from torch import Tensor
 from model_server.adapter import Adapter
 from model_server.errors import OutOfMemory
 from model_server.executor.adapters import AdapterPlaces, PackedAdapter
+from model_server.eyes import Eyes, Facts
 from model_server.step import StepInputs
 from native.library import Threads
 
@@ -78,11 +79,20 @@ class Executor(Protocol):
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.
 
-        Returns logits [len(inputs.logits_indices), vocab_size], of a floating dtype.
+        Returns logits [len(inputs.logits_indices), vocab_size], of a floating dtype. Steps have
+        images only where this was proven to be right of them.
         """
 
     def close(self) -> None:
         """Free the pool. `allocate` begins anew."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSight:
+    """What sees images for a model, and what they are for its executor."""
+
+    eyes: Eyes
+    facts: Facts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +111,8 @@ class PagedModel:
     fallback_reason: why no recipe describes the model, where its executor is the zoo's; else None
     max_loras:       adapters that may be loaded at one time
     max_lora_rank:   the largest of their ranks
+    sight:           what sees; None: images are not served
+    blind_reason:    why they are not, where its class takes them
     """
 
     def __init__(
@@ -117,8 +129,12 @@ class PagedModel:
         fallback_reason: str | None = None,
         max_loras: int = 0,
         max_lora_rank: int = 16,
+        sight: ModelSight | None = None,
+        blind_reason: str | None = None,
     ) -> None:
         self._executor = executor
+        self.sight = sight
+        self.blind_reason = blind_reason
         self._num_blocks: int | None = None
         self.executor = executor.name
         self.state_bytes = executor.state_bytes

@@ -91,9 +91,13 @@ class NormStruct(Structure):
 
 
 class RopeStruct(Structure):
-    """Cosines and sines of all positions."""
+    """Cosines and sines of all positions, and of a step's turned tokens."""
 
-    _fields_ = (*_pointers("cos sin"), *_integers("half"))
+    _fields_ = (
+        *_pointers("cos sin"),
+        *_integers("half"),
+        *_pointers("turned_cos turned_sin"),
+    )
 
 
 class MlpStruct(Structure):
@@ -190,6 +194,8 @@ class StepStruct(Structure):
         *_pointers("logits_rows logits"),
         *_pointers("state_reads cu_state_writes state_write_lens state_write_slots"),
         *_pointers("adapters"),
+        *_integers("num_rows num_deep num_turned"),
+        *_pointers("rows"),
     )
 
 
@@ -582,7 +588,7 @@ class PackedWeights:
                 for cos, sin in self.tables
             )
         )
-        self._keep.append(ropes)
+        self.ropes = ropes
         return ModelStruct(
             element=FORMATS[ELEMENT_NAMES[self._dtype]],
             embedding_element=FORMATS[ELEMENT_NAMES[self._kept_dtype(embedding)]],

@@ -1,6 +1,7 @@
 """The executor of any model that the gate lets pass: transformers' class on paged batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from model_server.executor.torch_adapters import (
     LowRankPart,
     TorchAdapter,
 )
+from model_server.eyes import DEEP, DEEP_PLACES, EMBEDDED, POSITIONS, decoder_of
 from model_server.mixers import Memory, MixerCache, StatePool
 from model_server.step import SequenceStep, StateStep, StepInputs
 from model_server.zoo import HfModel
@@ -266,14 +268,44 @@ class ZooExecutor:
     def forward(self, inputs: StepInputs) -> Tensor:
         """See Executor. The logits are of the model's dtype."""
         self._rows.begin(inputs)
-        logits = self._model.paged_logits(
-            inputs.token_ids,
-            inputs.positions,
-            inputs.head_indices,
-            partial(self._attend, inputs),
-            None if self._states is None else MixerCache(inputs, self._states),
-        )
+        with self._handing(inputs):
+            logits = self._model.paged_logits(
+                inputs.token_ids,
+                inputs.positions,
+                inputs.head_indices,
+                partial(self._attend, inputs),
+                None if self._states is None else MixerCache(inputs, self._states),
+            )
         return logits[: inputs.logits_indices.shape[0]]
+
+    @contextmanager
+    def _handing(self, inputs: StepInputs) -> Iterator[None]:
+        """Let the model hand its decoder what images show, and where their tokens stand."""
+        images = inputs.images
+        turns = inputs.turns
+        if images is None and turns is None:
+            yield
+            return
+
+        def hand(_: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            if turns is not None:
+                named[POSITIONS] = turns[:, None]
+            if images is not None:
+                embedded = named[EMBEDDED].clone()
+                embedded[0, images.places] = images.rows[0].to(embedded.dtype)
+                named[EMBEDDED] = embedded
+                if len(images.rows) > 1:
+                    is_row = torch.zeros_like(inputs.token_ids, dtype=torch.bool)
+                    is_row[images.places] = True
+                    named[DEEP_PLACES] = is_row[None]
+                    named[DEEP] = list(images.rows[1:].to(embedded.dtype))
+            return args, named
+
+        handle = decoder_of(self._model.module).register_forward_pre_hook(hand, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _attend(
         self,

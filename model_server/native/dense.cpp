@@ -125,7 +125,10 @@ class Forward {
     if (s_.adapters != nullptr)
       own_.adapter_rows.group(s_.adapters, m_.adapters.num_places, s_.num_tokens, 1);
     embed();
-    for (int64_t l = 0; l < m_.num_layers; ++l) run_layer(l);
+    for (int64_t l = 0; l < m_.num_layers; ++l) {
+      run_layer(l);
+      if (l < s_.num_deep) add_deep(l);
+    }
     if (s_.num_logits == 0) return;
     Product head{&m_.head,          x_,      e_.x_stride, s_.logits_rows,
                  &m_.final_norm, kLogits, s_.logits,   m_.vocab};
@@ -145,11 +148,28 @@ class Forward {
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
       float *to = x_ + t * e_.x_stride, *line = own_.rows.lines.get();
       const int64_t id = s_.token_ids[t];
+      if (id >= m_.vocab) {
+        std::memcpy(to, image_row(0, id), m_.hidden * sizeof(float));
+        return;
+      }
       if (m_.embedding == nullptr)
         take_column(m_.head, id, line);
       else
         take_row(m_.embedding_element, m_.embedding, id, m_.hidden, line);
       for (int64_t i = 0; i < m_.hidden; ++i) to[i] = line[i] * scale;
+    });
+  }
+
+  const float *image_row(int64_t depth, int64_t id) const {
+    return s_.rows + (depth * s_.num_rows + id - m_.vocab) * m_.hidden;
+  }
+
+  void add_deep(int64_t layer) {
+    worker_.each(s_.num_tokens, late_, [&](int64_t t) {
+      if (s_.token_ids[t] < m_.vocab) return;
+      const float *row = image_row(1 + layer, s_.token_ids[t]);
+      float *to = x_ + t * e_.x_stride;
+      for (int64_t i = 0; i < m_.hidden; ++i) to[i] += row[i];
     });
   }
 
@@ -368,8 +388,8 @@ enum Status : int32_t { kDone, kOutOfMemory, kBadToken, kBadPosition };
 
 Status check(const Model &m, const Step &s) {
   for (int64_t t = 0; t < s.num_tokens; ++t) {
-    if (s.token_ids[t] < 0 || s.token_ids[t] >= m.vocab) return kBadToken;
-    if (s.positions[t] >= m.num_positions) return kBadPosition;
+    if (s.token_ids[t] < 0 || s.token_ids[t] >= m.vocab + s.num_rows) return kBadToken;
+    if (s.positions[t] >= m.num_positions || s.positions[t] < -s.num_turned) return kBadPosition;
   }
   return kDone;
 }
@@ -384,7 +404,8 @@ void forward(Engine &e, const Step &s) {
   }
   lay_out(e, s);
   const int64_t num_layers = e.model.num_layers + 1;
-  e.fresh = n <= kMaxHelpedTokens && e.team.num_threads() > 1 &&
+  // What is added behind a layer is written to what the layer wrote.
+  e.fresh = s.num_deep == 0 && n <= kMaxHelpedTokens && e.team.num_threads() > 1 &&
             e.layout.num_floats * num_layers <= kMaxHelpedFloats;
   e.memory.need(e.layout.num_floats * (e.fresh ? num_layers : 1));
   e.chosen.need(e.model.num_layers * n * e.top_k);

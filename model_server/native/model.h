@@ -21,6 +21,8 @@ struct Norm {
 struct Rope {
   const float *cos, *sin;  // [num_positions][half]
   int64_t half;            // numbers 0..half-1 of a head turn with half..2*half-1
+  // [num_turned][half] of a step, of tokens whose angles turn by unlike positions: -1 is the first.
+  const float *turned_cos, *turned_sin;
 };
 
 struct Mlp {
@@ -128,6 +130,10 @@ struct Step {
   const int32_t *state_reads, *cu_state_writes, *state_write_lens, *state_write_slots;
   // [num_tokens] the place of each row's adapter, negative: none; null: no row has one.
   const int32_t *adapters;
+  // What images show: the token vocab + i is embedded as rows[0][i], and rows[1 + l][i] is added to it
+  // behind layer l.
+  int64_t num_rows, num_deep, num_turned;
+  const float *rows;  // [1 + num_deep][num_rows][hidden]
 };
 
 // ---- Pieces of a layer. Each computes a row by itself and in one order: its bits are the row's own.
@@ -172,8 +178,9 @@ inline void normalise(const Norm &norm, const float *x, int64_t n, float *to) {
 }
 
 inline void rotate(const Rope &rope, int64_t position, float *head) {
-  const int64_t half = rope.half;
-  const float *cos = rope.cos + position * half, *sin = rope.sin + position * half;
+  const int64_t half = rope.half, row = position < 0 ? -1 - position : position;
+  const float *cos = (position < 0 ? rope.turned_cos : rope.cos) + row * half;
+  const float *sin = (position < 0 ? rope.turned_sin : rope.sin) + row * half;
   float *first = head, *second = head + half;
   for (int64_t i = 0; i < half; ++i) {
     const float u = first[i], v = second[i];

@@ -41,7 +41,7 @@ _EAGER = "eager"
 # those that a recipe has.
 _HARMLESS = frozenset(
     "dropout position_ids use_cache output_attentions output_hidden_states output_router_logits"
-    " is_causal cache_position".split()
+    " is_causal cache_position logits_to_keep".split()
 )
 
 

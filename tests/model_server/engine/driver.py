@@ -10,7 +10,7 @@ import os
 import random
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,9 +26,11 @@ from model_server.executor.executor import PagedModel
 from model_server.loading import load_model, new_sampler
 from model_server.step import StepOutput
 from processes.addresses import free_port
+from processes.image_processor import ProcessedImage
 from proto.contract import (
     FinishReason,
     Generation,
+    Image,
     KeptState,
     LogprobParams,
     ModelInfo,
@@ -65,6 +67,7 @@ class Request:
     from_state: int | None = None
     kept_states: tuple[KeptState, ...] = ()
     adapter_id: int | None = None
+    images: tuple[Image, ...] = ()
 
     @property
     def uncomputed_len(self) -> int:
@@ -117,6 +120,7 @@ class Driver:
         from_state: int | None = None,
         kept_states: tuple[KeptState, ...] = (),
         adapter_id: int | None = None,
+        images: tuple[Image, ...] = (),
         **stop: Any,
     ) -> Request:
         """Queue a request. `shared`: blocks of its prefix that are computed, and their length.
@@ -137,6 +141,7 @@ class Driver:
             from_state=from_state,
             kept_states=kept_states,
             adapter_id=adapter_id,
+            images=images,
         )
         self.requests[request_id] = request
         return request
@@ -209,6 +214,7 @@ class Driver:
             kept_states=request.kept_states,
             adapter_id=request.adapter_id,
             max_drafts=_MAX_DRAFTS,
+            images=tuple(_without_pixels(each, request) for each in request.images),
         )
 
     def _num_drafts(self, request: Request) -> int:
@@ -235,6 +241,14 @@ class Driver:
         assert set(output.request_ids) == held
 
 
+def _without_pixels(image: Image, request: Request) -> Image:
+    """As a router sends it: of what is computed already, no pixels."""
+    if image.stop > request.computed_len:
+        return image
+    integers = {name: each for name, each in image.tensors.items() if not each.is_float}
+    return replace(image, tensors=integers)
+
+
 NUM_BLOCKS = 64
 _NUM_STATES = 24
 
@@ -246,12 +260,16 @@ def load(
     device: str = "cpu",
     attention: str = "auto",
     max_loras: int = 0,
+    noise: ProcessedImage | None = None,
 ) -> PagedModel:
-    """The model of a checkpoint; by an attention that is named, in its own class."""
+    """The model of a checkpoint; by an attention that is named, in its own class.
+
+    noise: an image of it, where it sees
+    """
     settings = ModelSettings(
         folder, torch.device(device), dtype=dtype, attention=attention, max_loras=max_loras
     )
-    return load_model(settings, world)
+    return load_model(settings, world, noise)
 
 
 def num_states(model: PagedModel) -> int:

@@ -10,6 +10,7 @@ from constraints.spec import ConstraintSpec, Kind
 from model_server.engine.adapters import AdapterBook
 from model_server.engine.sequences import Drafter, DraftRules, PlannedChunk, SequenceState
 from model_server.errors import InvalidStep
+from model_server.step import SequenceStep
 from proto.contract import (
     FinishReason,
     LogprobParams,
@@ -59,7 +60,7 @@ def decoding() -> SequenceState:
 def test_a_decoding_sequence_computes_one_token_unless_told_otherwise() -> None:
     chunk = PlannedChunk.of(decoding(), None, BLOCK_SIZE)
     assert (chunk.chunk_len, chunk.num_logits, chunk.samples) == (1, 1, True)
-    assert chunk.step(AdapterBook(0)) == ([109], 9, chunk.block_ids, 1, None, None)
+    assert chunk.step(AdapterBook(0)) == SequenceStep([109], 9, chunk.block_ids)
 
 
 def test_a_first_token_that_was_late_is_computed_again_whatever_room_the_step_has() -> None:

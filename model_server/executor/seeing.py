@@ -1,0 +1,272 @@
+"""Whether a model's images are served: an image of noise, seen by transformers and by an executor.
+
+    take:   its processor makes the image
+    begin:  before its weights are packed, what the class hands its decoder, and its logits
+    end:    once they are: the executor's logits must be the same
+
+A model that does not pass is served for text alone, and says why.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_server.errors import ImageRefused
+from model_server.executor.dense import logits_in_chunks
+from model_server.executor.dense_cpu import DenseCpu
+from model_server.executor.executor import Executor, ModelSight
+from model_server.eyes import Blind, Eyes, Facts
+from model_server.images import Gallery, SequenceImages, tensors_of
+from model_server.recipe.dense_torch import each_once
+from model_server.recipe.proof import MAX_ERRORS, relative_error
+from model_server.recipe.recipe import Recipe
+from model_server.zoo import EAGER, HfModel, leave_out
+from processes.image_processor import ImageProcessor, NoProcessor, ProcessedImage
+from proto.contract import Image, ImageTensor
+
+_log = logging.getLogger(__name__)
+
+_NOISE_SHAPE = (48, 64, 3)
+# Of text, around the image.
+_NUM_BEFORE = 9
+_NUM_BEHIND = 8
+# Of a model whose weights are rounded anew.
+_MAX_ROUNDED_ERROR = 0.3
+# A tensor of one number a token tells their kinds; 0 is text, whatever the class.
+_KINDS = "token_type_ids"
+
+
+class _Proof(NamedTuple):
+    """A prompt with an image, and what transformers makes of it.
+
+    expected:  logits [num_tokens, vocab_size] in the dtype of the weights
+    axes:      of each table of a recipe, by which of three positions each angle turns
+    row_scale: see Eyes
+    """
+
+    model: HfModel
+    facts: Facts
+    token_ids: Tensor
+    image: Image
+    expected: Tensor
+    is_taken_apart: bool
+    axes: Sequence[npt.NDArray[np.int64]]
+    row_scale: float
+
+
+class Seeing:
+    """What is found of a model's sight as it is loaded; in the end `sight` or `blind_reason`.
+
+    image_token_id: None: it does not see, for the reason that is given, if there is one
+    left_out:       names of the parts that it does without then
+    """
+
+    def __init__(
+        self, image_token_id: int | None, left_out: Sequence[str], blind_reason: str | None
+    ) -> None:
+        self.sight: ModelSight | None = None
+        self.blind_reason = blind_reason
+        self._image_token_id = image_token_id
+        self._left_out = left_out
+        self._noise: ProcessedImage | None = None
+        self._proof: _Proof | None = None
+
+    @property
+    def may_see(self) -> bool:
+        """Whether the parts that see are to be loaded."""
+        return self._noise is not None
+
+    def take(self, folder: Path, noise: ProcessedImage | None, *, trust_remote_code: bool) -> None:
+        """Take an image; None: the checkpoint's processor makes one."""
+        if self._image_token_id is None:
+            return
+        try:
+            self._noise = noise or _noise(folder, trust_remote_code)
+        except Blind as reason:
+            self._be_blind(reason)
+
+    def begin(self, model: HfModel, recipe: Recipe | None = None) -> None:
+        """The model has its weights, which are to be packed by a recipe, if there is one."""
+        if self._noise is None or self._image_token_id is None:
+            return
+        try:
+            self._proof = _proof(model, self._image_token_id, self._noise, recipe)
+        except Blind as reason:
+            self._be_blind(reason)
+            leave_out(model.module, self._left_out)
+
+    @torch.inference_mode()
+    def end(self, executor: Executor, *, is_rounded: bool = False) -> None:
+        """Its executor's logits are held to those of transformers.
+
+        is_rounded: its weights have fewer bits than the checkpoint's
+        """
+        proof = self._proof
+        self._proof = None
+        if proof is None or self._image_token_id is None:
+            return
+        eyes = Eyes(
+            proof.model,
+            self._image_token_id,
+            row_scale=proof.row_scale,
+            is_taken_apart=proof.is_taken_apart,
+        )
+        try:
+            if isinstance(executor, DenseCpu):
+                executor.turn_by(proof.axes)
+            max_error = _MAX_ROUNDED_ERROR if is_rounded else MAX_ERRORS[proof.expected.dtype]
+            _require_near(executor, eyes, proof, max_error)
+            self.sight = ModelSight(eyes, proof.facts)
+        except Blind as reason:
+            self._be_blind(reason)
+            leave_out(proof.model.module, self._left_out)
+
+    def _be_blind(self, reason: Blind) -> None:
+        self.blind_reason = str(reason)
+        _log.warning("images are not served: %s", reason)
+
+
+def _noise(folder: Path, trust_remote_code: bool) -> ProcessedImage:
+    """Raises Blind."""
+    if find_spec("PIL") is None:
+        raise Blind("pillow is not installed: pip install 'tandem[vision]'")
+    pixels = np.random.default_rng(0).integers(0, 256, _NOISE_SHAPE, dtype=np.uint8)
+    try:
+        processor = ImageProcessor(folder, trust_remote_code=trust_remote_code)
+        return processor.process(pixels)
+    except NoProcessor as reason:
+        raise Blind(str(reason)) from reason
+    # A processor fails in whatever way it likes.
+    except Exception as error:
+        raise Blind(f"its processor fails: {type(error).__name__}: {error}") from error
+
+
+def _proof(
+    model: HfModel, image_token_id: int, noise: ProcessedImage, recipe: Recipe | None
+) -> _Proof:
+    """Raises Blind for a model whose images are not served."""
+    if image_token_id not in noise.span_ids:
+        raise Blind(f"its processor writes no image_token_id, {image_token_id}, for an image")
+    if image_token_id >= model.facts.vocab_size:
+        raise Blind(f"image_token_id {image_token_id} is none of {model.facts.vocab_size} tokens")
+    image = Image(b"", _NUM_BEFORE, len(noise.span_ids), _tensors(noise))
+    span_ids = torch.tensor(noise.span_ids)
+    text = _text(model, {image_token_id, *noise.span_ids})
+    before = torch.tensor([next(text) for _ in range(_NUM_BEFORE)])
+    behind = torch.tensor([next(text) for _ in range(_NUM_BEHIND)])
+    token_ids = torch.cat((before, span_ids, behind))
+    tensors = tensors_of(image)
+    try:
+        facts = Eyes(model, image_token_id).facts(span_ids, tensors)
+        if facts.unserved:
+            raise Blind(f"its decoder is handed {', '.join(sorted(facts.unserved))}, too")
+        if facts.sees_ahead:
+            raise Blind("tokens of an image attend to later ones of it")
+        expected = _native_logits(model, token_ids, tensors)
+    except ImageRefused as error:
+        raise Blind(f"its class does not take what its processor makes: {error}") from error
+    axes: list[npt.NDArray[np.int64]] = []
+    row_scale = 1.0
+    if recipe is not None:
+        row_scale = _row_scale(model, recipe, token_ids[:1])
+        if facts.is_turned:
+            axes = [
+                _axes(model.module.get_submodule(each.module), each.arguments, each.layout)
+                for each in recipe.rotary
+            ]
+    return _Proof(model, facts, token_ids, image, expected, recipe is not None, axes, row_scale)
+
+
+def _tensors(noise: ProcessedImage) -> dict[str, ImageTensor]:
+    return {
+        name: ImageTensor(each.dtype.name, each.shape, each.tobytes())
+        for name, each in noise.tensors.items()
+    }
+
+
+def _text(model: HfModel, others: set[int]) -> Iterator[int]:
+    """Tokens that no class takes for anything but text."""
+    config = model.module.config
+    special = {
+        value
+        for part in (config, config.get_text_config())
+        for name, value in vars(part).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    }
+    for place in count(1):
+        token_id = place * 7 % model.facts.vocab_size
+        if token_id not in special | others:
+            yield token_id
+
+
+@torch.inference_mode()
+def _native_logits(model: HfModel, token_ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Of a prompt whose image is at _NUM_BEFORE."""
+    weight = next(model.module.parameters())
+    given = {}
+    for name, each in tensors.items():
+        whole = F.pad(each, (_NUM_BEFORE, _NUM_BEHIND)) if name.endswith(_KINDS) else each
+        dtype = weight.dtype if each.is_floating_point() else None
+        given[name] = whole.to(weight.device, dtype)
+    model.use(EAGER)
+    try:
+        logits: Tensor = model.module(
+            input_ids=token_ids[None].to(weight.device), use_cache=False, **given
+        ).logits
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    # The classes of other people fail in every way there is.
+    except Exception as error:
+        raise ImageRefused(f"{type(error).__name__}: {error}") from error
+    return logits[0]
+
+
+@torch.inference_mode()
+def _row_scale(model: HfModel, recipe: Recipe, token_id: Tensor) -> float:
+    """How much larger a recipe's embeddings are than those that the class hands its decoder.
+
+    Some decoders multiply what they are handed, and some embeddings are scaled by themselves.
+    """
+    handed = model.module.get_input_embeddings()(token_id).float()
+    row = model.module.get_parameter(recipe.embedding)[token_id].float() * recipe.embed_scale
+    return float(row.norm() / handed.norm())
+
+
+@torch.inference_mode()
+def _axes(module: Any, arguments: Sequence[Any], layout: str) -> npt.NDArray[np.int64]:
+    """[num_angles] by which of three positions each angle of a rotary module turns, as measured."""
+
+    def angles(positions: list[int]) -> Tensor:
+        turned = torch.tensor(positions)[:, None, None]
+        cos, sin = module(torch.empty(1), turned, *arguments)
+        return torch.stack([each_once(table.flatten(), layout) for table in (cos, sin)])
+
+    still = angles([0, 0, 0])
+    moved = [angles([5 * (axis == each) for each in range(3)]) - still for axis in range(3)]
+    found: npt.NDArray[np.int64] = torch.stack(moved).abs().sum(1).argmax(0).numpy()
+    return found
+
+
+def _require_near(executor: Executor, eyes: Eyes, proof: _Proof, max_error: float) -> None:
+    """Raises Blind."""
+    images = SequenceImages((proof.image,), proof.token_ids.tolist(), proof.facts.is_turned)
+    images.see(0, len(proof.token_ids), Gallery(eyes))
+    cut = proof.image.span_len // 2
+    lens = [_NUM_BEFORE - 2, 2 + cut, proof.image.span_len - cut + 1, _NUM_BEHIND - 2, 1]
+    actual = logits_in_chunks(executor, proof.token_ids, lens, images)
+    error = relative_error(actual, proof.expected)
+    # Written so that NaN does not pass.
+    if not error <= max_error:
+        raise Blind(
+            f"with an image its logits are not those of transformers (relative error {error:.2g})"
+        )
+    _log.info("proven: with an image, too (relative error %.2g)", error)

@@ -1,0 +1,214 @@
+"""What sees in a model of transformers: an image's span of tokens to the rows that stand for it.
+
+    span, tensors -> the class's own forward, stopped where it calls its decoder -> Sight
+
+No family is known here. What the decoder is handed there are the rows, where their tokens stand in
+its rotary positions, and rows that it adds behind its first layers. A class that hands it anything
+else is not served with images: see `Facts.unserved`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from model_server.errors import ImageRefused
+from model_server.zoo import EAGER, HfModel
+
+# By what names a decoder is handed what it computes with, whatever its class.
+EMBEDDED = "inputs_embeds"
+POSITIONS = "position_ids"
+DEEP = "deepstack_visual_embeds"
+DEEP_PLACES = "visual_pos_masks"
+_MASK = "attention_mask"
+_KNOWN = frozenset((EMBEDDED, POSITIONS, DEEP, DEEP_PLACES, _MASK))
+# Of rotary positions. Some classes have one more, for masks, before them.
+_NUM_AXES = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the tokens of a span stand, counted from its first one.
+
+    turns: [3, span_len] int64 rotary positions; None: as text does
+    reach: how far behind the first token the one behind the span stands
+    """
+
+    turns: Tensor | None
+    reach: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """What an image's span is for the decoder.
+
+    places: [num_rows] int64 on the host, the span's tokens that rows stand for
+    rows:   [1 + num_deep, num_rows, hidden_size]: what is embedded, and what is added behind each
+            of the first layers
+    """
+
+    places: Tensor
+    rows: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is the same of all images of a model.
+
+    num_deep:   layers behind which rows are added
+    is_turned:  its tokens have three rotary positions
+    sees_ahead: tokens of an image attend to later ones of it
+    unserved:   what else its decoder is handed
+    """
+
+    num_deep: int
+    is_turned: bool
+    sees_ahead: bool
+    unserved: tuple[str, ...]
+
+
+class Blind(Exception):
+    """Why a model is served without images."""
+
+
+class _Handed(Exception):
+    def __init__(self, named: dict[str, Any]) -> None:
+        super().__init__()
+        self.named = named
+
+
+def decoder_of(module: Any) -> nn.Module:
+    """The part of a model that has its embedding, and so is for text."""
+    embedding = module.get_input_embeddings()
+    name = next(name for name, part in module.named_modules() if part is embedding)
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+class Eyes:
+    """The parts of a model that see. Not for two threads at a time.
+
+    model:          all of it
+    image_token_id: the token of a span in whose place a row goes
+    row_scale:      of rows, where an executor's embeddings are larger than the class's own
+    is_taken_apart: the weights of its decoder are elsewhere
+    """
+
+    def __init__(
+        self,
+        model: HfModel,
+        image_token_id: int,
+        *,
+        row_scale: float = 1.0,
+        is_taken_apart: bool = False,
+    ) -> None:
+        self.image_token_id = image_token_id
+        module = model.module
+        self._model = model
+        self._decoder = decoder_of(module)
+        self._row_scale = row_scale
+        own = {id(parameter) for parameter in self._decoder.parameters()}
+        tower = next(each for each in module.parameters() if id(each) not in own)
+        self._dtype = tower.dtype
+        self._device = tower.device
+        if is_taken_apart:
+            embedding = module.get_input_embeddings()
+            width = module.config.get_text_config().hidden_size
+            blank = torch.zeros(1, 1, width, dtype=embedding.weight.dtype, device=self._device)
+            # What is embedded of text is not looked at.
+            embedding.forward = lambda token_ids: blank.expand(*token_ids.shape, -1).clone()
+
+    def facts(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Facts:
+        """As an image shows them. Raises as `look`."""
+        named = self._handed(span_ids, tensors)
+        masks = named.get(_MASK)
+        return Facts(
+            num_deep=len(named.get(DEEP) or ()),
+            is_turned=_layout(named, len(span_ids)).turns is not None,
+            sees_ahead=any(
+                _shows_later(mask)
+                for mask in (masks.values() if isinstance(masks, Mapping) else [masks])
+            ),
+            unserved=tuple(name for name in named.keys() - _KNOWN if _matters(named[name])),
+        )
+
+    def look(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Sight:
+        """span_ids [span_len] int64; tensors: what the class takes of this one image.
+
+        Raises ImageRefused for what its class does not take, and torch.OutOfMemoryError or
+        MemoryError.
+        """
+        if not any(tensor.is_floating_point() for tensor in tensors.values()):
+            raise ImageRefused("its tensors are integers alone: nothing shows the image")
+        named = self._handed(span_ids, tensors)
+        places = (span_ids == self.image_token_id).nonzero()[:, 0]
+        embedded = named[EMBEDDED][0].index_select(0, places.to(self._device))
+        rows = torch.stack([embedded * self._row_scale, *(named.get(DEEP) or ())])
+        return Sight(places, rows, _layout(named, len(span_ids)))
+
+    def layout(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Layout:
+        """Of an image's tensors of integers. Raises as `look`."""
+        integers = {name: each for name, each in tensors.items() if not each.is_floating_point()}
+        return _layout(self._handed(span_ids, integers), len(span_ids))
+
+    @torch.inference_mode()
+    def _handed(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """What the class's forward hands to its decoder, by name."""
+        given = {
+            name: each.to(self._device, self._dtype if each.is_floating_point() else None)
+            for name, each in tensors.items()
+        }
+        try:
+            # Its tower has no pages.
+            self._model.use(EAGER)
+            with self._stopped():
+                self._model.module(
+                    input_ids=span_ids[None].to(self._device), use_cache=False, **given
+                )
+        except _Handed as handed:
+            return handed.named
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        # The classes of other people fail in every way there is.
+        except Exception as error:
+            raise ImageRefused(f"{type(error).__name__}: {error}") from error
+        raise ImageRefused("its class calls no decoder")
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        def stop(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> NoReturn:
+            if args:
+                raise TypeError("its decoder is handed something without a name")
+            raise _Handed(named)
+
+        handle = self._decoder.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+def _layout(named: Mapping[str, Any], span_len: int) -> Layout:
+    positions = named.get(POSITIONS)
+    if positions is None or positions.numel() < _NUM_AXES * span_len:
+        return Layout(None, span_len)
+    turns = positions.reshape(-1, span_len)[-_NUM_AXES:].cpu()
+    return Layout(turns, int(turns.max()) + 1)
+
+
+def _shows_later(mask: Tensor | None) -> bool:
+    """Whether a token of a mask [1, heads, num_tokens, num_tokens] attends to a later one."""
+    if mask is None or mask.dim() != 4:
+        return False
+    is_shown = mask if mask.dtype == torch.bool else mask == 0
+    return bool(is_shown.triu(1).any())
+
+
+def _matters(value: Any) -> bool:
+    """Whether a decoder may compute with it; tokens' kinds decide which image they are of."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return value is not None and not isinstance(value, bool | int | str)

@@ -1,0 +1,72 @@
+"""A checkpoint's own processor, called for one image: the tokens and the tensors that stand for it.
+
+It imports transformers, and with it what makes arrays of images, in seconds: only once a processor
+is opened.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# What a processor makes that a model's class is not given beside its tokens.
+_NO_TENSORS = frozenset(("input_ids", "attention_mask"))
+_DTYPES: Mapping[str, Any] = {"f": np.float32, "i": np.int64, "b": np.bool_}
+
+
+class NoProcessor(Exception):
+    """Why the checkpoint's processor cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessedImage:
+    """span_ids: all tokens of an image, those of breaks and tiles among them
+
+    tensors: what the model's class takes beside them, by its names: float32, int64 or bool
+    """
+
+    span_ids: tuple[int, ...]
+    tensors: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+
+
+class ImageProcessor:
+    """marker: the text that stands for an image where a prompt is written"""
+
+    def __init__(self, folder: Path, *, trust_remote_code: bool) -> None:
+        """Raises NoProcessor for a checkpoint that has none, or where a package is missing."""
+        # Of a worker that is forked before it is known which checkpoint it is for.
+        from transformers import AutoProcessor  # noqa: PLC0415
+
+        try:
+            from_pretrained: Any = AutoProcessor.from_pretrained
+            self._processor = from_pretrained(
+                folder, trust_remote_code=trust_remote_code, local_files_only=True
+            )
+            self.marker: str = self._processor.image_token
+            self._names = frozenset(self._processor.model_input_names) - _NO_TENSORS
+        # A processor fails in whatever way it likes; some say which package they miss.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise NoProcessor(f"its processor cannot be used: {reason}") from error
+
+    def process(self, image: Any) -> ProcessedImage:
+        """image: pillow's in RGB, or an array [height, width, 3] of bytes.
+
+        Raises what the processor raises.
+        """
+        made = self._processor(
+            text=self.marker,
+            images=[image],
+            add_special_tokens=False,
+            return_mm_token_type_ids=True,
+            return_tensors="pt",
+        )
+        (span_ids,) = made["input_ids"].tolist()
+        tensors = {}
+        for name in self._names & made.keys():
+            values = np.asarray(made[name])
+            tensors[name] = np.ascontiguousarray(values, _DTYPES[values.dtype.kind])
+        return ProcessedImage(tuple(span_ids), tensors)
