@@ -81,6 +81,9 @@ _BFLOAT16_CAPABILITY = (8, 0)
 _FLOAT8_CAPABILITY = (8, 9)
 
 
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """The checkpoint to serve, and how.
@@ -295,10 +298,15 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     blind_reason = None
     if takes_more_than_text:
         try:
-            image_token_id = _image_token_id(settings, config)
+            image_token_id = _image_token_id(settings, config, empty.facts.vocab_size)
         except Blind as reason:
             blind_reason = str(reason)
-            _log.info("%s: images are not seen: %s", settings.folder, blind_reason)
+            _log.info(
+                "%s: images are not served, text alone is: %s; not loaded: %s",
+                settings.folder,
+                reason,
+                ", ".join(empty.left_out) or "none of its parts",
+            )
     is_sharded = recipe is not None or _can_shard(empty, world_size)
     num_shards = world_size if is_sharded else 1
     quantization = _quantization(config)
@@ -339,7 +347,7 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     )
 
 
-def _image_token_id(settings: ModelSettings, config: Any) -> int:
+def _image_token_id(settings: ModelSettings, config: Any, vocab_size: int) -> int:
     """The token in whose place images go. Raises Blind for a model whose images are not served."""
     if not zoo.takes_images(config):
         raise Blind(f"{config.model_type} has no class that reads images and writes text")
@@ -349,9 +357,13 @@ def _image_token_id(settings: ModelSettings, config: Any) -> int:
         raise Blind("its checkpoint is quantized")
     if GgufFile.of_folder(settings.folder) is not None:
         raise Blind("a GGUF file has nothing that sees")
+    if not any((settings.folder / name).is_file() for name in _PROCESSOR_FILES):
+        raise Blind(f"its checkpoint has no processor: {' or '.join(_PROCESSOR_FILES)}")
     for name in ("image_token_id", "image_token_index"):
         token_id = getattr(config, name, None)
         if isinstance(token_id, int):
+            if token_id >= vocab_size:
+                raise Blind(f"{name} {token_id} is none of its {vocab_size} tokens")
             return token_id
     raise Blind("its config.json names no image_token_id")
 

@@ -156,8 +156,6 @@ def _proof(
     """Raises Blind for a model whose images are not served."""
     if image_token_id not in noise.span_ids:
         raise Blind(f"its processor writes no image_token_id, {image_token_id}, for an image")
-    if image_token_id >= model.facts.vocab_size:
-        raise Blind(f"image_token_id {image_token_id} is none of {model.facts.vocab_size} tokens")
     image = Image(b"", _NUM_BEFORE, len(noise.span_ids), _tensors(noise))
     span_ids = torch.tensor(noise.span_ids)
     text = _text(model, {image_token_id, *noise.span_ids})
@@ -166,11 +164,13 @@ def _proof(
     token_ids = torch.cat((before, span_ids, behind))
     tensors = tensors_of(image)
     try:
-        facts = Eyes(model, image_token_id).facts(span_ids, tensors)
+        eyes = Eyes(model, image_token_id)
+        facts = eyes.facts(span_ids, tensors)
         if facts.unserved:
             raise Blind(f"its decoder is handed {', '.join(sorted(facts.unserved))}, too")
         if facts.sees_ahead:
             raise Blind("tokens of an image attend to later ones of it")
+        eyes.look(span_ids, tensors)
         expected = _native_logits(model, token_ids, tensors)
     except ImageRefused as error:
         raise Blind(f"its class does not take what its processor makes: {error}") from error

@@ -419,8 +419,9 @@ class SeeingModel:
         return made
 
     def save(self, folder: Path) -> None:
-        """As a checkpoint."""
+        """As a checkpoint, which names a processor; nothing is known of it."""
         self.module.save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text("{}")
 
 
 def _joined(name: str, tensors: list[Tensor], token_ids: list[int]) -> Tensor:

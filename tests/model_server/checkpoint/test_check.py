@@ -37,6 +37,7 @@ from model_server.loading import load_model
 from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Moe, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
+from tests.model_server import seeing_models
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load, runner_of
 from tests.model_server.executor.decoders import decoder
@@ -70,10 +71,26 @@ def test_what_is_not_for_text_counts_as_nothing_and_is_told(
         checked = look(folder)
     assert checked.takes_more_than_text
     assert checked.weights_bytes == num_bytes
-    told = [message for message in caplog.messages if "images are not seen" in message]
+    assert (checked.image_token_id, checked.blind_reason) == (
+        None,
+        "its checkpoint has no processor: processor_config.json or preprocessor_config.json",
+    )
+    told = [message for message in caplog.messages if "images are not served" in message]
     assert len(told) == 1
     assert told[0].endswith("not loaded: model.vision_tower, model.multi_modal_projector")
     assert not look(tiny_models.save("llama", tmp_path)).takes_more_than_text
+
+
+def test_what_may_see_is_counted_whole(tmp_path: Path) -> None:
+    one = seeing_models.build("llava")
+    one.save(tmp_path)
+    checked = look(tmp_path)
+    assert (checked.image_token_id, checked.blind_reason) == (seeing_models.IMAGE_ID, None)
+    assert checked.num_parameters == sum(each.numel() for each in one.module.parameters())
+    one.module.config.image_token_index = seeing_models.VOCAB_SIZE
+    one.module.config.image_token_id = seeing_models.VOCAB_SIZE
+    one.module.config.save_pretrained(tmp_path)
+    assert look(tmp_path).blind_reason == "image_token_id 160 is none of its 160 tokens"
 
 
 def test_bfloat16_stays_so_where_a_recipe_computes_float32(tmp_path: Path) -> None:

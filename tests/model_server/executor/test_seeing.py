@@ -1,0 +1,155 @@
+"""By an image of noise a shard finds out whether it sees; what it sees is what the class sees."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_server.engine.distributed import World
+from model_server.executor import seeing
+from model_server.executor.dense import logits_in_chunks
+from model_server.executor.executor import PagedModel
+from model_server.eyes import Eyes, Layout, Sight
+from model_server.images import Gallery, SequenceImages
+from model_server.recipe.proof import relative_error
+from processes.image_processor import ProcessedImage
+from tests.model_server import seeing_models
+from tests.model_server.engine.driver import load
+from tests.model_server.seeing_models import IMAGE_ID, Prompt, SeeingModel
+
+BY_DAY = ("llava", "qwen3_vl")
+FAMILIES = pytest.mark.parametrize(
+    "name",
+    [
+        name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
+        for name in seeing_models.SEEING
+    ],
+)
+
+
+def loaded(one: SeeingModel, folder: Path, **options: Any) -> PagedModel:
+    one.save(folder)
+    return load(folder, World(), **{"noise": one.noise, **options})
+
+
+def logits_of(model: PagedModel, prompt: Prompt) -> torch.Tensor:
+    """In chunks that end inside of images, and then token by token."""
+    assert model.sight is not None, model.blind_reason
+    num_tokens = len(prompt.token_ids)
+    images = SequenceImages(prompt.images, prompt.token_ids, model.sight.facts.is_turned)
+    images.see(0, num_tokens, Gallery(model.sight.eyes))
+    ends = [0, 5, 9, num_tokens - 8, *range(num_tokens - 7, num_tokens + 1)]
+    lens = [end - start for start, end in pairwise(ends)]
+    token_ids = torch.tensor(prompt.token_ids)
+    with torch.inference_mode():
+        return logits_in_chunks(model._executor, token_ids, lens, images)
+
+
+@FAMILIES
+@pytest.mark.parametrize(("attention", "executor"), [("auto", "dense"), ("cpu", "zoo")])
+def test_logits_of_two_images_are_those_of_the_class(
+    name: str, attention: str, executor: str, tmp_path: Path
+) -> None:
+    one = seeing_models.build(name)
+    prompts = [one.prompt(0, 1), one.prompt(1, 0), one.prompt(1, 1)]
+    expected = [one.logits(prompt) for prompt in prompts]
+    model = loaded(one, tmp_path, attention=attention)
+    assert model.executor.startswith(executor)
+    for prompt, logits in zip(prompts, expected, strict=True):
+        actual = logits_of(model, prompt)
+        assert relative_error(actual, logits) < 2e-6
+        assert float((actual - logits).abs().max()) < 1e-4
+
+
+def test_in_16_bits_it_is_as_near_as_its_class(tmp_path: Path) -> None:
+    one = seeing_models.build("qwen2_5_vl")
+    prompt = one.prompt(0, 1)
+    exact = one.logits(prompt)
+    model = loaded(one, tmp_path, dtype="bfloat16")
+    one.module.bfloat16()
+    inputs = {
+        name: each.bfloat16() if each.is_floating_point() else each
+        for name, each in prompt.inputs.items()
+    }
+    native = one.logits(replace(prompt, inputs=inputs))
+    error = relative_error(logits_of(model, prompt), exact)
+    assert 1e-4 < error < 1.3 * relative_error(native, exact)
+
+
+def shifted(sight: Sight) -> Sight:
+    return replace(sight, rows=sight.rows.roll(1, 1))
+
+
+def swapped(sight: Sight) -> Sight:
+    return replace(sight, rows=sight.rows.roll(sight.rows.shape[1] // 2, 1))
+
+
+def in_a_line(sight: Sight) -> Sight:
+    assert sight.layout.turns is not None
+    return replace(sight, layout=Layout(None, sight.layout.reach))
+
+
+def flat(sight: Sight) -> Sight:
+    assert len(sight.rows) > 1
+    return replace(sight, rows=sight.rows[:1])
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("llava", shifted),
+        ("llava", swapped),
+        ("qwen2_5_vl", shifted),
+        ("qwen2_5_vl", in_a_line),
+        ("qwen3_vl", in_a_line),
+        ("qwen3_vl", flat),
+    ],
+)
+@pytest.mark.parametrize("attention", ["auto", "cpu"])
+def test_a_mistake_is_found_and_text_is_served_all_the_same(
+    name: str, mistake: Any, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Eyes.look
+    monkeypatch.setattr(Eyes, "look", lambda *given: mistake(look(*given)))
+    model = loaded(seeing_models.build(name), tmp_path, attention=attention)
+    assert model.sight is None
+    assert model.blind_reason is not None
+    assert model.blind_reason.startswith("with an image its logits are not those of transformers")
+
+
+def test_a_decoder_that_scales_what_it_is_handed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeing, "_row_scale", lambda *_: 1.0)
+    model = loaded(seeing_models.build("llava_next-granite"), tmp_path)
+    assert str(model.blind_reason).startswith("with an image its logits")
+
+
+@pytest.mark.parametrize(
+    ("noise", "reason"),
+    [
+        (ProcessedImage((3, 4), {}), f"its processor writes no image_token_id, {IMAGE_ID}"),
+        (ProcessedImage((IMAGE_ID,), {}), "its class does not take what its processor makes"),
+    ],
+)
+def test_what_its_processor_makes_and_its_class_does_not_take_is_told(
+    noise: ProcessedImage, reason: str, tmp_path: Path
+) -> None:
+    model = loaded(seeing_models.build("llava"), tmp_path, noise=noise)
+    assert model.sight is None
+    assert str(model.blind_reason).startswith(reason)
+
+
+def test_images_whose_tokens_see_ahead_are_not_served(tmp_path: Path) -> None:
+    model = loaded(seeing_models.build("gemma3"), tmp_path)
+    assert model.sight is None
+    assert model.blind_reason == "tokens of an image attend to later ones of it"
+
+
+def test_a_checkpoint_without_a_processor_is_served_for_text(tmp_path: Path) -> None:
+    model = loaded(seeing_models.build("llava"), tmp_path, noise=None)
+    assert model.sight is None
+    assert model.blind_reason is not None
