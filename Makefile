@@ -229,7 +229,7 @@ $(LOCK_VENV)/.installed: | $(BIN)/python
 	@touch $@
 
 lock: $(LOCK_VENV)/.installed  ## Write requirements.lock anew, with the newest versions that fit.
-	@$(LOCK_VENV)/bin/uv pip compile pyproject.toml --extra otlp --generate-hashes --universal --upgrade \
+	@$(LOCK_VENV)/bin/uv pip compile pyproject.toml --extra otlp --extra vision --generate-hashes --universal --upgrade \
 	  --python-version 3.11 --no-header --quiet --output-file requirements.lock
 	@git diff --stat -- requirements.lock
 

@@ -25,7 +25,8 @@ def pinned() -> dict[str, list[str]]:
 
 def needed() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["otlp"]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["otlp"], *extras["vision"]]
 
 
 @pytest.mark.parametrize("needed", needed())
