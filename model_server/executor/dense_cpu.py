@@ -187,7 +187,8 @@ class DenseCpu:
         """
         step = self._step
         num_logits = inputs.logits_indices.shape[0]
-        logits = torch.empty((num_logits, self._model.vocab), dtype=torch.float32)
+        # Not torch.empty, which lets go of the interpreter: whoever has it then holds up the step.
+        logits = torch.from_numpy(np.empty((num_logits, self._model.vocab), np.float32))
         step.num_tokens = inputs.token_ids.shape[0]
         step.num_seqs, step.max_blocks = inputs.block_tables.shape
         step.num_logits = num_logits

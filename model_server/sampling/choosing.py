@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -245,8 +246,9 @@ class NativeChooser:
         if group.top is not None or group.filters.typical_p is not None:
             return choose_by_torch(group, scores, uniforms)
         num_rows = len(group.places)
-        tokens = torch.empty(num_rows, dtype=torch.int64)
-        logprobs = torch.empty(num_rows, dtype=torch.float64)
+        # Not torch.empty, which lets go of the interpreter, and may wait long to have it again.
+        tokens = torch.from_numpy(np.empty(num_rows, np.int64))
+        logprobs = torch.from_numpy(np.empty(num_rows, np.float64))
         sample = _Sample(
             num_rows=num_rows,
             width=scores.shape[-1],

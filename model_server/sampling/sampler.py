@@ -371,16 +371,19 @@ class Sampler:
         logits = sample.logits
         masks = sample.masks
         outcome = sample.outcome.wait()
-        launched = outcome.tokens.copy()
-        self._redraw_short(plan, outcome, logits, sample.device_masks, sample.draws)
-        if masks is not None:
-            self._redraw_refused(plan, outcome, logits, masks)
+        redrawn: frozenset[int] = frozenset()
+        if masks is not None or outcome.short.any():
+            launched = outcome.tokens.copy()
+            self._redraw_short(plan, outcome, logits, sample.device_masks, sample.draws)
+            if masks is not None:
+                self._redraw_refused(plan, outcome, logits, masks)
+            redrawn = frozenset((launched != outcome.tokens).nonzero()[0].tolist())
         self._append(plan, outcome)
         return self._answer(
             outcome,
             logits,
             masked=() if masks is None else masks.places.tolist(),
-            redrawn=(launched != outcome.tokens).nonzero()[0],
+            redrawn=redrawn,
             effects={} if masks is None else mask_effects(plan, masks, outcome.tops),
         )
 
@@ -521,7 +524,7 @@ class Sampler:
         logits: Tensor,
         *,
         masked: Collection[int],
-        redrawn: Rows,
+        redrawn: frozenset[int],
         effects: Mapping[int, MaskEffect],
     ) -> SampledRows:
         failed = outcome.failed.nonzero()[0].tolist()
@@ -536,7 +539,7 @@ class Sampler:
             top_tokens=tuple(outcome.tops.get(row, ()) for row in range(num_rows)),
             errors={row: _reason(logits[row], is_masked=row in masked) for row in failed},
             mask_effects=effects,
-            redrawn=frozenset(redrawn.tolist()),
+            redrawn=redrawn,
         )
 
     def _check_shapes(self, num_rows: int, logits: Tensor, masks: Masks | None) -> None:

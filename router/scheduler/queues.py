@@ -29,8 +29,9 @@ when none is in flight.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proto.contract import Generation, StepResult
 from router.request.errors import ShardFailed
@@ -295,6 +296,21 @@ class RunningBatch:
         sequence.allocation = None
 
 
+class AnsweredChunk(NamedTuple):
+    """A chunk of an answered step. `remains`: the shards still hold its request."""
+
+    chunk: ScheduledChunk
+    computed: ComputedChunk
+    generation: Generation | None
+    remains: bool
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that were computed; drafts are among them."""
+        num_tokens = max(0, self.computed.stop_len - self.computed.start_len)
+        return num_tokens if self.generation is None else num_tokens + self.generation.num_drafts
+
+
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
     """A step that was handed out and not answered yet: its chunks by request, and what it drops."""
@@ -304,18 +320,8 @@ class StepInFlight:
     dropped_ids: tuple[int, ...] = ()
     begun_s: float = 0.0
 
-    def num_computed(self, generations: Mapping[int, Generation]) -> dict[int, int]:
-        """The tokens that the step has computed of each request; drafts are among them."""
-        num_computed: dict[int, int] = {}
-        for request_id, chunk in self.chunks.items():
-            computed = chunk.sequence.computed(chunk)
-            generation = generations.get(request_id)
-            num_drafts = 0 if generation is None else generation.num_drafts
-            num_computed[request_id] = max(0, computed.stop_len - computed.start_len) + num_drafts
-        return num_computed
-
-    def read(self, result: StepResult) -> dict[int, Generation]:
-        """The answer's generations by request id.
+    def read(self, result: StepResult) -> list[AnsweredChunk]:
+        """The answer for each of the step's chunks, in their order.
 
         Raises ShardFailed when the answer contradicts what was scheduled: then shard and router no
         longer agree on what the shard holds, and nothing in its answers can be used.
@@ -330,17 +336,20 @@ class StepInFlight:
             raise ShardFailed(
                 f"step {self.step_id}: generations for {sorted(strangers)}, which took no part"
             )
-        remaining_ids = set(result.remaining_ids)
+        remaining_ids = frozenset(result.remaining_ids)
+        answered: list[AnsweredChunk] = []
         for request_id, chunk in self.chunks.items():
-            # A request that ended meanwhile may have been computed or not: it counts no more.
-            if not chunk.sequence.is_live:
-                continue
+            sequence = chunk.sequence
             generation = generations.get(request_id)
-            computed = chunk.sequence.computed(chunk)
-            fault = _fault(chunk.sequence, computed, generation, request_id in remaining_ids)
-            if fault is not None:
-                raise ShardFailed(f"step {self.step_id}, request {request_id}: {fault}")
-        return generations
+            computed = sequence.computed(chunk)
+            remains = request_id in remaining_ids
+            # A request that ended meanwhile may have been computed or not: it counts no more.
+            if sequence.is_live:
+                fault = _fault(sequence, computed, generation, remains)
+                if fault is not None:
+                    raise ShardFailed(f"step {self.step_id}, request {request_id}: {fault}")
+            answered.append(AnsweredChunk(chunk, computed, generation, remains))
+        return answered
 
 
 def has_ended(generation: Generation | None) -> bool:

@@ -24,8 +24,14 @@ from router.request.request import GenerateRequest, Work
 from router.scheduler.allocator import Allocator
 from router.scheduler.fair_shares import FairShares, KeyUse
 from router.scheduler.planner import Planner
-from router.scheduler.queues import RunningBatch, StepInFlight, WaitingQueue, has_ended
-from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
+from router.scheduler.queues import (
+    AnsweredChunk,
+    RunningBatch,
+    StepInFlight,
+    WaitingQueue,
+    has_ended,
+)
+from router.scheduler.sequence import Sequence, SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,26 +226,24 @@ class Scheduler:
         if not self._in_flight:
             raise ValueError(f"step {result.step_id} is not in flight; no step is")
         step = self._in_flight[0]
-        generations = step.read(result)
+        answered = step.read(result)
         self._in_flight.popleft()
         # Of two steps in flight, the second begins when the first is done.
         step_s = now_s - max(self._answered_s, step.begun_s)
         self._answered_s = now_s
-        num_computed = step.num_computed(generations)
-        token_s = step_s / max(1, sum(num_computed.values()))
+        num_computed = [each.num_computed for each in answered]
+        token_s = step_s / max(1, sum(num_computed))
         counted = []
-        remaining_ids = frozenset(result.remaining_ids)
-        for request_id, chunk in step.chunks.items():
-            sequence = chunk.sequence
+        for each, num_tokens in zip(answered, num_computed, strict=True):
+            sequence = each.chunk.sequence
             sequence.num_steps_in_flight -= 1
-            generation = generations.get(request_id)
             if sequence.is_live:
-                sequence.take_part(num_computed[request_id], step_s, token_s)
-                self._shares.refund(sequence, chunk.num_tokens - num_computed[request_id])
-                kept = self._apply_chunk(chunk, generation, remains=request_id in remaining_ids)
+                sequence.take_part(num_tokens, step_s, token_s)
+                self._shares.refund(sequence, each.chunk.num_tokens - num_tokens)
+                kept = self._apply_chunk(each)
                 if kept is not None:
                     counted.append(kept)
-            is_gone = has_ended(generation) and request_id not in remaining_ids
+            is_gone = has_ended(each.generation) and not each.remains
             self._running.answered(sequence, has_ended=is_gone)
         self._running.let_go_of_states()
         if self._checks_steps:
@@ -347,29 +351,28 @@ class Scheduler:
                 f" {num_blocks} KV blocks; the pool has {self._allocator.num_blocks}"
             )
 
-    def _apply_chunk(
-        self, chunk: ScheduledChunk, generation: Generation | None, *, remains: bool
-    ) -> Generation | None:
+    def _apply_chunk(self, answered: AnsweredChunk) -> Generation | None:
+        chunk, computed, generation, remains = answered
         sequence = chunk.sequence
-        start_len, stop_len, _ = sequence.computed(chunk)
+        stop_len = computed.stop_len
         if chunk.samples:
             sequence.num_pending -= 1
-        if generation is not None and generation.error is not None:
+        if generation is None:
+            sequence.settle(chunk, stop_len)
+            self._commit(sequence, stop_len)
+            return None
+        if generation.error is not None:
             sequence.has_doubtful_kv = not generation.is_refused
             # The fault may have been found on our side of the wire: then the shard goes on.
             self._end(sequence, SequenceState.FAILED, is_held=remains)
             return generation
-        if generation is not None:
-            sequence.append([token.token_id for token in generation.tokens])
-            sequence.num_forced += generation.num_forced
-        if generation is not None:
-            stop_len += generation.num_accepted - generation.is_late
+        sequence.append([token.token_id for token in generation.tokens])
+        sequence.num_forced += generation.num_forced
+        stop_len += generation.num_accepted - generation.is_late
         sequence.settle(chunk, stop_len)
         self._commit(sequence, stop_len)
-        if generation is None:
-            return None
         if sequence.request.logprobs.prompt:
-            generation = sequence.drop_reported_logprobs(generation, start_len)
+            generation = sequence.drop_reported_logprobs(generation, computed.start_len)
         if generation.finish_reason is not None:
             self._end(sequence, SequenceState.FINISHED)
             return generation

@@ -157,7 +157,9 @@ class Sequence:
     @property
     def is_live(self) -> bool:
         """True until it ends."""
-        return self.state not in _ENDS
+        state = self.state
+        # Not by _ENDS: an Enum's hash is Python.
+        return state is SequenceState.DECODING or state not in _ENDS
 
     @property
     def is_fully_scheduled(self) -> bool:

@@ -1,12 +1,14 @@
 """Who waits in which place, and what steps in flight say of their answers."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from proto.contract import FinishReason, Generation, SampledToken, StepResult
 from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator
 from router.scheduler.fair_shares import FairShares
-from router.scheduler.queues import StepInFlight, WaitingQueue
+from router.scheduler.queues import AnsweredChunk, StepInFlight, WaitingQueue
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
 from tests.router.rig import asking
@@ -100,6 +102,10 @@ def step(*rows: ScheduledChunk) -> StepInFlight:
     return StepInFlight(7, {row.sequence.request_id: row for row in rows})
 
 
+def generations_of(answered: Iterable[AnsweredChunk]) -> list[Generation | None]:
+    return [each.generation for each in answered]
+
+
 def answer(*generations: Generation, remaining: tuple[int, ...] = ()) -> StepResult:
     return StepResult(7, generations, remaining)
 
@@ -107,7 +113,9 @@ def answer(*generations: Generation, remaining: tuple[int, ...] = ()) -> StepRes
 def test_a_good_answer_is_read_by_request() -> None:
     good = Generation(0, (TOKEN,))
     result = answer(good, remaining=(0, 1))
-    assert step(decoding(0), prefilling(1)).read(result) == {0: good}
+    answered = step(decoding(0), prefilling(1)).read(result)
+    assert generations_of(answered) == [good, None]
+    assert [each.num_computed for each in answered] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -167,10 +175,11 @@ def test_a_row_that_ends_need_not_remain() -> None:
     last = Generation(0, (TOKEN,), FinishReason.LENGTH)
     failed = Generation(1, error="not a number")
     result = answer(last, failed)
-    assert step(decoding(0, max_new_tokens=1), decoding(1)).read(result) == {0: last, 1: failed}
+    answered = step(decoding(0, max_new_tokens=1), decoding(1)).read(result)
+    assert generations_of(answered) == [last, failed]
 
 
 def test_nothing_is_asked_of_a_request_that_ended_meanwhile() -> None:
     row = decoding(0)
     row.sequence.move(SequenceState.CANCELLED)
-    assert step(row).read(answer()) == {}
+    assert generations_of(step(row).read(answer())) == [None]
