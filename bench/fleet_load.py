@@ -1,6 +1,6 @@
 """Replicas of a model under prompts that share their beginnings: a front, and in turns round robin.
 
-    python -m bench.fleet_load --model /tmp/llama-100m [--rate 4] [--system-len 512] [--rounds 3]
+    python -m bench.fleet_load --model /tmp/llama-100m [--rates 2,4] [--system-len 512] [--rounds 3]
 
 Starts four servers of one thread each and a front that knows them by `--replica`. A load is of
 conversations below system prompts, which some ask for more often than others (Zipf's law); new
@@ -101,10 +101,10 @@ def main(argv: Sequence[str]) -> int:
     """Answers the exit code."""
     parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second in all")
+    parser.add_argument("--rates", default="4", help="requests a second in all, one after another")
     parser.add_argument("--system-len", type=int, default=512, help="tokens of a system prompt")
     parser.add_argument("--requests", type=int, default=140, help="of each load")
-    parser.add_argument("--rounds", type=int, default=3, help="a load by each way")
+    parser.add_argument("--rounds", type=int, default=3, help="a load by each way at each rate")
     parser.add_argument("--seed", type=int, default=0, help="of the first round")
     parser.add_argument("--good", type=float, default=1.0, help="seconds to a first token in time")
     args = parser.parse_args(argv)
@@ -113,21 +113,22 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     num_errors = 0
     with _served(args.model, args.system_len) as (front, urls):
-        for number in progress(range(args.seed, args.seed + args.rounds), "rounds"):
+        rates = [float(rate) for rate in args.rates.split(",")] * args.rounds
+        for number, rate in enumerate(progress(rates, "rates"), start=args.seed):
             ways = {"round robin": urls, "front": [front]}
             for way in sorted(ways, reverse=bool(number % 2)):
                 seed = 2 * number + (way == "front")
-                load = Load(args.requests, 1, _OUTPUT_LEN, rate=args.rate, seed=number)
+                load = Load(args.requests, 1, _OUTPUT_LEN, rate=rate, seed=number)
                 bodies = [
                     body_of(Target(front, "tgi"), load, prompt)
                     for prompt in prompts_of(words, args.requests, args.system_len, seed)
                 ]
                 posted = [f"{url}/generate_stream" for url in ways[way]]
                 draw = random.Random(number)
-                traces = asyncio.run(open_loop(cycle(posted), iter(bodies), args.rate, draw))
+                traces = asyncio.run(open_loop(cycle(posted), iter(bodies), rate, draw))
                 figures = figures_of(traces, args.good)
                 num_errors += sum(trace.error is not None for trace in traces)
-                row = {"way": way, "rate": args.rate, "round": number, **figures}
+                row = {"way": way, "rate": rate, **figures}
                 sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()
     return 1 if num_errors else 0
