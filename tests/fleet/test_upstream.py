@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import NotReached, ResponseCut, ServerGone
-from fleet.upstream import Address, HostAddress, StreamedBody, send_request
+from fleet.upstream import Address, HostAddress, StreamedBody, get, send_request
 from router.http.errors import HttpError
 
 Pieces = list[bytes]
@@ -132,3 +132,12 @@ async def test_a_request_is_framed_by_its_body_alone(tmp_path: Path) -> None:
         b"POST /a?b=c HTTP/1.1\r\nhost: h\r\nx-y: z\r\ncontent-length: 5\r\n"
         b"connection: close\r\n\r\n"
     ]
+
+
+async def test_what_is_asked_for_alone_is_a_status_and_a_body_or_a_reason(tmp_path: Path) -> None:
+    async with answering(tmp_path / "s", [WHOLE]) as s:
+        assert await get(s, "/x", [], 5.0) == (200, b"hello")
+    async with answering(tmp_path / "cut", [WHOLE[:-1]]) as s:
+        status, reason = await get(s, "/x", [], 5.0)
+    assert (status, b"broke its answer off" in reason) == (0, True)
+    assert (await get(tmp_path / "nobody", "/x", [], 5.0))[0] == 0
