@@ -17,13 +17,14 @@ Bugs are no TandemErrors and keep their frames.
 
 import os
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from rich.cells import cell_len
 
 from client.errors import TandemError
 
@@ -104,20 +105,13 @@ class QueryError(TandemError):
         end = place.end_column if place.end_line == place.line else len(line) + 1
         before = line[: place.column - 1]
         marked = line[place.column - 1 : end - 1]
-        caret = "^" * max(1, sum(map(_width, marked)))
+        caret = "^" * max(1, sum(map(cell_len, marked)))
         return f"{head}\n    {line}\n    {''.join(map(_blank, before))}{caret}"
 
 
 def _blank(char: str) -> str:
     """Blanks of the same width, to align the caret."""
-    return char if char == "\t" else " " * _width(char)
-
-
-def _width(char: str) -> int:
-    """The number of columns in a terminal."""
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return char if char == "\t" else " " * cell_len(char)
 
 
 class BadProgram(QueryError):

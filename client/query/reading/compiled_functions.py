@@ -114,14 +114,25 @@ class LateNames:
 class Calls:
     """Makes holes, clauses and terms with their places; one for each program."""
 
-    def __init__(self, source: Source, places: list[Place], around: dict[str, object]) -> None:
-        """`around`: variables of the enclosing function, for quoted types."""
+    def __init__(
+        self,
+        source: Source,
+        places: list[Place],
+        around: dict[str, object],
+        outside: Mapping[str, object],
+    ) -> None:
+        """`around`: variables of the enclosing function, for quoted types; `outside`: globals."""
+        self._outside = outside
         self._source = source
         self._places = places
         self._around = around
 
     def place(self, number: int) -> Place:
         return self._places[number]
+
+    def given(self, name: str) -> object:
+        """The value that a name has outside of the program, which assigns it again."""
+        return self._outside[name] if name in self._outside else getattr(builtins, name)
 
     # Prompts
 
@@ -267,10 +278,10 @@ def compile_program(
     values = scope.around.values
     names = [name for name in program.used if name in scope.cells or name in values]
     captured(program.module, names)
-    code = _by_own_names(_compiled(text, program.module, program.compiler_flags, filename))
+    code = _by_own_names(_compiled(text, program.module, filename))
     words = set(_WORD.findall(text.text))
     around_it = {name: value for name, value in values.items() if name in words}
-    calls = Calls(text.source, nodes.places, around_it)
+    calls = Calls(text.source, nodes.places, around_it, scope.globals)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
     made_ = defined[MAKE](calls, build, *(values.get(name) for name in names))
@@ -367,14 +378,14 @@ def _holds_callable(cell: types.CellType) -> bool:
 # Compiling
 
 
-def _compiled(text: Text, module: ast.Module, flags: int, filename: str) -> types.CodeType:
+def _compiled(text: Text, module: ast.Module, filename: str) -> types.CodeType:
     # A node may occur at several holes; each is moved once.
     moved = {id(node): node for node in ast.walk(module) if isinstance(node, PLACED)}
     for node in moved.values():
         node.lineno += text.source.first_line - 1
         node.end_lineno = (node.end_lineno or node.lineno) + text.source.first_line - 1
     try:
-        code: types.CodeType = compile(module, filename, "exec", flags, dont_inherit=True)
+        code: types.CodeType = compile(module, filename, "exec", dont_inherit=True)
     except SyntaxError as error:
         line = (error.lineno or 1) - text.source.first_line + 1
         start = text.offset_of_bytes(line, max((error.offset or 1) - 1, 0))

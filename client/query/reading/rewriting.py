@@ -1,7 +1,6 @@
 """Rewrites a program's layout into Python functions.
 
 def make(calls, build, *captured):
-    given = value                               for given names that a text assigns again
     async def program(context, *parameters):    preamble, conditions, body
     def decoder(*parameters):                   preamble, the decoder's arguments
     def model(*parameters):                     preamble, the model's expression
@@ -11,7 +10,7 @@ These names have a prefix, so programs cannot refer to them by accident.
 
 Variables that a text receives and assigns again: they start with the given value.
 
-    options = options.split(",")        options = __tandem_given_options
+    options = options.split(",")        options = __tandem.given("options")
                                         options = options.split(",")
 
 In a module this is plain Python. A program's code is in a function, where such a name would be
@@ -33,14 +32,12 @@ place. Strings in functions and classes that the program defines are no prompts.
     if x: "a [X]" where len(X) < 3        if x: 0
 """
 
-import __future__
-
 import ast
 import builtins
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -69,28 +66,6 @@ from client.query.reading.prompts import Prompt, PromptRewriter, prompt_of, temp
 from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
-
-def flags_of(nodes: Nodes, statements: Sequence[ast.stmt]) -> tuple[int, int]:
-    """The number of such imports, and the compiler flags. Raises BadProgram."""
-    number = flags = 0
-    for statement in statements:
-        if not isinstance(statement, ast.ImportFrom) or statement.module != "__future__":
-            break
-        number += 1
-        for alias in statement.names:
-            flags |= _flag(nodes, alias)
-    return number, flags
-
-
-def _flag(nodes: Nodes, alias: ast.alias) -> int:
-    if alias.name not in __future__.all_feature_names:
-        what = f"future feature {alias.name} is not defined"
-        span = nodes.span(alias)
-        raise nodes.text.bad(what, span.start, span.end)
-    flag: int = getattr(__future__, alias.name).compiler_flag
-    return flag
-
-
 # A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -107,9 +82,6 @@ class Body:
         self._text: Text = nodes.text
         self._strings = {_offset_of(prompt.span, self._text): prompt for prompt in layout.prompts}
         self.preamble, self.statements = statements_of(self._text, layout)
-        first = self.preamble or self.statements
-        num_futures, self.compiler_flags = flags_of(nodes, first)
-        del first[:num_futures]
         self._prompts: dict[int, Prompt] = {}
         for node in own_scope(self.statements):
             if (found := self._string_at(node)) is not None:
@@ -175,6 +147,8 @@ class Body:
             check_is_free(self._text, node)
         if isinstance(node, _FUNCTIONS):
             self._check_function(node)
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            raise self._bad("`from __future__` in a program: put types in quotes instead", node)
         if isinstance(node, ast.alias) and node.name == "*":
             # Python's message would say that it is allowed in modules only, which misleads.
             raise self._bad("`*` in a program: write the names that you import", node)
@@ -309,33 +283,6 @@ def with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return [*body[:-1], ast.copy_location(ast.Return(last.value), last)]
 
 
-_GIVEN = f"{CALLS}_given_"
-
-
-def given_names(
-    bound: AbstractSet[str], given: AbstractSet[str], holes: AbstractSet[str]
-) -> AbstractSet[str]:
-    """The names that a program binds and that have an outside value: `given` ones and builtins.
-
-    Holes named like a builtin are excluded, since the builtin is probably not meant.
-    """
-    return bound & (given | (set(dir(builtins)) - holes))
-
-
-def initial_assignments(names: Iterable[str]) -> list[ast.stmt]:
-    """The assignments at the start of the program's functions."""
-    return [_assignment(name, f"{_GIVEN}{name}") for name in sorted(names)]
-
-
-def outer_assignments(names: Iterable[str]) -> list[ast.stmt]:
-    """The assignments around these functions, where the names have their outside values."""
-    return [_assignment(f"{_GIVEN}{name}", name) for name in sorted(names)]
-
-
-def _assignment(name: str, value: str) -> ast.stmt:
-    return ast.Assign([ast.Name(name, ast.Store())], load(value))
-
-
 _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
 
 
@@ -397,13 +344,11 @@ class RewrittenProgram:
     """A program in Python.
 
     module:         defines `make`
-    compiler_flags: for Python's compiler
     used:           names that it reads, with their first places
     bound:          names that it binds
     """
 
     module: ast.Module
-    compiler_flags: int
     hole_names: frozenset[str]
     returns: bool
     used: Mapping[str, ast.Name]
@@ -444,7 +389,6 @@ class _Writer:
         self._body = Body(nodes, layout)
         self._holes = self._body.holes
         self._preamble = self._body.preamble
-        self._given: set[str] = set()
 
     def written(self) -> RewrittenProgram:
         self._body.check(self._around.parameters.parameters.keys(), self._layout)
@@ -477,7 +421,6 @@ class _Writer:
         module = self._module(functions)
         return RewrittenProgram(
             module=module,
-            compiler_flags=self._body.compiler_flags,
             hole_names=self._holes,
             returns=any(
                 isinstance(node, ast.Return) and node.value is not None
@@ -539,9 +482,18 @@ class _Writer:
         if not self._around.is_module:
             return block
         bound = names_bound(block) - self._around.parameters.parameters.keys()
-        given = given_names(bound, self._around.given, self._holes)
-        self._given |= given
-        begun = [self._nodes.at(statement, span) for statement in initial_assignments(given)]
+        # A hole with the name of a builtin probably does not mean that.
+        builtin = set(dir(builtins)) - self._holes
+        begun = [
+            self._nodes.at(
+                ast.Assign(
+                    [ast.Name(name, ast.Store())],
+                    plain_call(CALLS, "given", [ast.Constant(name)]),
+                ),
+                span,
+            )
+            for name in sorted(bound & (self._around.given | builtin))
+        ]
         return [*begun, *block]
 
     def _refuse_globals(self, statements: Sequence[ast.stmt]) -> None:
@@ -600,7 +552,7 @@ class _Writer:
         """`make`; `captured` adds further parameters."""
         span = self._whole()
         given = ast.Return(tuple_of([load(function.name) for function in functions]))
-        block = [*outer_assignments(self._given), *functions, given]
+        block: list[ast.stmt] = [*functions, given]
         make = ast.FunctionDef(MAKE, arguments_of([CALLS, BUILD]), block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, span)], [])
 

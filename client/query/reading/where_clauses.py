@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from client.query.conditions.letter_case import FOLDS
 from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
-from client.query.reading.nodes import Nodes, lambda_of, load, names_used, tuple_of
+from client.query.reading.nodes import Nodes, lambda_of, names_used, tuple_of
 from client.query.reading.text import SourceSpan
 
 SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
@@ -57,45 +57,8 @@ class ConditionWords:
         return False
 
 
-_HOLE = re.compile(r"\[\s*([^\W\d]\w*)\s*\]")
-_RECALL = re.compile(r"\{\s*([^\W\d]\w*)\s*\}")
-
-
-class Recalls(ast.NodeTransformer):
-    """In a condition, `"{X}"` recalls a hole, as in a prompt; `"[X]"` is refused.
-
-    Other brackets are literal, since patterns and stop phrases often contain them.
-    """
-
-    def __init__(self, nodes: Nodes, holes: AbstractSet[str]) -> None:
-        self._nodes = nodes
-        self._holes = holes
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
-        return node
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        if not isinstance(node.value, str):
-            return node
-        span = self._nodes.span(node)
-        for match in _HOLE.finditer(node.value):
-            if match[1] in self._holes:
-                raise self._nodes.text.bad(
-                    f"a condition asks for no holes, only prompts do: '[{match[1]}]'",
-                    span.start,
-                    span.end,
-                )
-        values: list[ast.expr] = []
-        begin = 0
-        for match in _RECALL.finditer(node.value):
-            if match[1] in self._holes:
-                values.append(ast.Constant(node.value[begin : match.start()]))
-                values.append(ast.FormattedValue(load(match[1]), -1, None))
-                begin = match.end()
-        if not values:
-            return node
-        values.append(ast.Constant(node.value[begin:]))
-        return self._nodes.at(ast.JoinedStr(values), span)
+# A hole's name in brackets or braces.
+_IN_STRING = re.compile(r"(?:\[|\{)\s*([^\W\d]\w*)\s*[\]}]")
 
 
 _RELATIONS: dict[type[ast.cmpop], str] = {
@@ -166,7 +129,6 @@ class WhereClauses:
         self._words = ConditionWords(self._holes - variables, self._own)
         self._check(condition)
         self._note_names(condition)
-        condition = Recalls(self._nodes, self._holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
@@ -186,11 +148,21 @@ class WhereClauses:
 
     def _check(self, condition: ast.expr) -> None:
         for node in ast.walk(condition):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self._check_string(node, node.value)
             for kind, shown in _REFUSED.items():
                 if isinstance(node, kind):
                     raise self._bad(f"{shown} cannot stand in a condition", node)
             if isinstance(node, ast.Call) and self._holes.isdisjoint(names_used(node)):
                 self._check_operator(node)
+
+    def _check_string(self, node: ast.Constant, value: str) -> None:
+        """Refuse what was meant as in a prompt; patterns and phrases have other brackets."""
+        for match in _IN_STRING.finditer(value):
+            # The parts of an f-string have braces of their own.
+            if match[1] in self._holes:
+                what = f"a condition's string is no prompt: `{match[0]}`"
+                raise self._bad(f"{what}; write {match[1]}, or an f-string", node)
 
     def _check_operator(self, call: ast.Call) -> None:
         """Refuse an operator without a hole, unless Python has a function of that name."""

@@ -135,7 +135,7 @@ async def found(text: str, *wishes: str) -> Result[object]:
         ("M > float(N) + 1", 350),
         ("str(N) in [str(M)]", 300),
         ("len(str(M)) == len(str(N))", 300),
-        ('"{N}" in str(M)', 300),
+        ('f"{N}" in str(M)', 300),
         ("not M < N.bit_length() * 30", 300),
         ("N == 300 and N is not None and M > 5", 30),
     ],

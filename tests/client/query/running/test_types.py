@@ -12,7 +12,6 @@ from pydantic import BaseModel, field_validator
 from client.query import (
     AsyncQuery,
     BadCondition,
-    BadProgram,
     NotSatisfied,
     ProgramFailed,
     Result,
@@ -143,8 +142,6 @@ argmax
     "[T: Tree]"
     return T
 """
-UNQUOTED = TREES.replace('"[T: Tree]"', "PROMPT").replace('"', "").replace("PROMPT", '"[T: Tree]"')
-FUTURE = "from __future__ import annotations\n"
 
 
 class Colour(str):
@@ -173,13 +170,10 @@ argmax
     assert result.value == 3
 
 
-@pytest.mark.parametrize("text", [TREES, FUTURE + UNQUOTED])
-async def test_it_may_speak_of_other_classes_and_of_names_that_the_program_is_given(
-    text: str,
-) -> None:
+async def test_it_may_speak_of_other_classes_and_of_names_that_the_program_is_given() -> None:
     model = writing({"leaves": [{"size": 1, "below": {"leaves": []}}], "mark": {"colour": 7}})
 
-    result = await run(text, {"Colour": int}, model=model)
+    result = await run(TREES, {"Colour": int}, model=model)
 
     shown = "Tree(leaves=[Leaf(size=1, below=Tree(leaves=[], mark=None))], mark={'colour': 7})"
     assert repr(result.value) == shown
@@ -212,29 +206,6 @@ async def test_a_type_that_is_none_is_told_at_the_hole(
 
     assert message in caught.value.message
     assert under_caret(caught.value) == "Tree"
-
-
-@pytest.mark.parametrize("begin", ["", "# Letters.\n\n", "from __future__ import division\n"])
-async def test_a_program_may_begin_with_what_python_will_do(begin: str) -> None:
-    text = begin + FUTURE + "def f(x: Nowhere): return x\n" + '"[X: int]{f(3)}" where X > 3'
-
-    result = await run(text, model=ScriptedModel(lambda prompt: ["3", "7"]))
-
-    assert (result["X"], result.prompt) == (7, "73")
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "marked"),
-    [
-        ('"[X]"\n' + FUTURE, "must occur at the beginning", "f"),
-        ('from __future__ import braces\n"[X]"', "future feature braces is not defined", "braces"),
-    ],
-)
-async def test_what_python_will_not_do_so_is_told(text: str, message: str, marked: str) -> None:
-    with pytest.raises(BadProgram, match=message) as caught:
-        await run(text, model=ScriptedModel(list))
-
-    assert under_caret(caught.value) == marked
 
 
 NODE = """
@@ -295,15 +266,12 @@ async def test_a_quoted_part_that_nobody_knows_is_told_at_the_type() -> None:
     assert under_caret(caught.value) == "list['Nod']"
 
 
-@pytest.mark.parametrize(
-    ("future", "left_out"), [(FUTURE, "NotRequired[int]"), ("", '"NotRequired[int]"')]
-)
-async def test_what_a_quoted_key_need_not_have_is_left_out(future: str, left_out: str) -> None:
-    text = f"""{future}
+async def test_what_a_quoted_key_need_not_have_is_left_out() -> None:
+    text = """
 from typing_extensions import NotRequired, TypedDict
 class Pair(TypedDict):
     a: int
-    b: {left_out}
+    b: "NotRequired[int]"
 argmax
     "[P: Pair]"
     return P
