@@ -229,6 +229,7 @@ class Compiler:
         limits = LIMITS[spec.kind]
         explain = error_of
         may_run_on = False
+        hint_without_text = ""
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
@@ -244,6 +245,7 @@ class Compiler:
                 grammar = translated.text
                 may_run_on = translated.may_run_on
                 explain = partial(lark.explain, spec.text)
+                hint_without_text = lark.HINT_WITHOUT_TEXT
             case Kind.TEXT:
                 return AnyText(self.vocabulary)
             case Kind.GBNF:
@@ -265,6 +267,7 @@ class Compiler:
             explain,
             hints=hints_of(spec, grammar),
             may_run_on=may_run_on,
+            hint_without_text=hint_without_text,
         )
 
     def _pattern_language(self, spec: ConstraintSpec) -> Language:

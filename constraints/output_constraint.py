@@ -236,7 +236,11 @@ class OutputConstraintState:
 
     def _none_found(self) -> ConstraintError:
         if not isinstance(self._matcher, StoppedMatcher):
-            return TooComplex("no text that satisfies the constraint was found within the limits")
+            language = self._language
+            hint = language.hint_without_text if isinstance(language, GrammarLanguage) else ""
+            return TooComplex(
+                f"no text that satisfies the constraint was found within the limits{hint}"
+            )
         if is_empty_under_stops(self._language, self._stops) or self._is_provably_dead(
             self._matcher
         ):

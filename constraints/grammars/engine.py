@@ -250,11 +250,13 @@ class GrammarLanguage:
         *,
         may_run_on: bool = False,
         watch: str = "",
+        hint_without_text: str = "",
     ) -> None:
         """`explain` turns a message of the engine into the error to raise.
 
-        may_run_on: forced bytes may repeat without end, see `lark_greed`
+        may_run_on: forced bytes may repeat without end, see `lark.may_run_on`
         watch:      what a `WatchedLanguage` watches
+        hint_without_text: what to look for in a constraint of which no text is found
         """
         self.vocabulary = vocabulary
         self.textless = _textless_ids(vocabulary)
@@ -263,6 +265,7 @@ class GrammarLanguage:
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
         self.watch = watch
+        self.hint_without_text = hint_without_text
         # Schemas are in it, and their leaves among the hints.
         self.has_json = "%json" in grammar
         self.suggested: tuple[int, ...] | None = None

@@ -13,8 +13,16 @@ bytes except those of `A`, including invalid UTF-8, and it has no `&` in rules. 
 A terminal that matches no text, such as A: /a/ & /b/, would allow texts that can never be
 completed. So the engine is asked for each one that may be empty: where patterns are intersected or
 negated (&, ~), or a set excludes categories of characters, and no example text is obvious.
+
+Terminals are greedy. In `start: A "ab" | "c"` with `A: /a+/` the terminal takes every `a`, so
+nothing but another `a` can follow it: bytes are forced without end, and the engine would collect
+them without end. This needs a loop that always continues with the same byte; a loop like `/[a-z]+/`
+always has a choice. Unknown constructs count as such loops: forced bytes are then collected more
+carefully, which costs time. That a whole grammar has no text for this reason is found by the search
+for a first one.
 """
 
+import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +38,6 @@ from constraints.errors import (
 )
 from constraints.grammars.definition_graph import check_depth
 from constraints.grammars.engine import HEADER, LIMITS, GrammarLanguage, Limits, error_of
-from constraints.grammars.lark_greed import may_run_on, rules_without_text
 from constraints.grammars.lark_reader import (
     Word,
     check_nesting,
@@ -42,6 +49,17 @@ from constraints.grammars.lark_reader import (
     words,
 )
 from constraints.guiding.alphabet import byte_vocabulary
+from constraints.regex.char_sets import NUM_CODE_POINTS, Ranges, first_bytes
+from constraints.regex.syntax import (
+    Chars,
+    Choice,
+    Concat,
+    Dialect,
+    Pattern,
+    Repeat,
+    children,
+    parse,
+)
 from constraints.regex.writing import translate_terminal
 from constraints.schema import json_schema
 from constraints.schema.grammar import json_literal
@@ -273,6 +291,92 @@ def _is_empty(grammar: str) -> bool:
     return False
 
 
+# Keywords whose numbers may have any number of trailing zeros and nothing else.
+_NUMBER_BOUNDS = ("multipleOf", "inimum", "aximum")
+# Words of a terminal: loops outside of patterns, and operators that restrict a pattern.
+_LOOPS = frozenset("+*{")
+_EXCLUSIONS = frozenset("&~")
+_SURROGATES = (0xD800, 0xDFFF)
+_DIGITS: Ranges = ((0x30, 0x39),)
+
+
+def may_run_on(found: Sequence[Word]) -> bool:
+    """Whether bytes may be forced without end; for a grammar whose patterns are valid."""
+    return any(map(_word_may_run_on, found)) or any(map(_terminal_may_run_on, _terminals(found)))
+
+
+def _terminals(found: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
+    """The bodies of terminals; rules with attributes count as terminals."""
+    for definition in definitions(found):
+        if definition.name.kind == "terminal" or definition.has_attributes:
+            yield definition.body
+
+
+def _terminal_may_run_on(body: Sequence[Word]) -> bool:
+    texts = {word.text for word in body}
+    return not texts.isdisjoint(_LOOPS) or not texts.isdisjoint(_EXCLUSIONS)
+
+
+def _word_may_run_on(word: Word) -> bool:
+    if word.text == "%json":
+        return any(keyword in json.dumps(word.value) for keyword in _NUMBER_BOUNDS)
+    if word.kind == "regexp":
+        pattern, _, flags = word.text[1:].rpartition("/")
+        return _is_narrow(parse((f"(?{flags})" if flags else "") + pattern, Dialect.LARK))
+    return word.text == "%regex"
+
+
+def _is_narrow(pattern: Pattern) -> bool:
+    """Whether some loop in it may continue with one byte only."""
+    if isinstance(pattern, Chars):
+        return not _members(pattern)
+    match pattern:
+        case Repeat(part, _, None) if _begins(part).bit_count() < 2:
+            return True
+    return any(map(_is_narrow, children(pattern)))
+
+
+def _begins(pattern: Pattern) -> int:
+    """Bytes with which it can begin, as bits; possibly not all of them."""
+    match pattern:
+        case Chars():
+            return first_bytes(_members(pattern))
+        case Concat(parts):
+            return _begins(parts[0]) if parts else 0
+        case Choice(options):
+            found = 0
+            for option in options:
+                found |= _begins(option)
+            return found
+        case Repeat(part, _, max_count) if max_count != 0:
+            return _begins(part)
+        case _:
+            return 0
+
+
+def _members(chars: Chars) -> Ranges:
+    """Characters of a set; without those of named sets and of other letter cases."""
+    if not chars.negated:
+        # `\d` and `\w` contain all digits.
+        has_digits = any(name.startswith("[") for name in chars.named)
+        return _encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
+    if chars.named or chars.folded:
+        return ()
+    rest = []
+    start = 0
+    for first, last in sorted(chars.ranges):
+        rest.append((start, first - 1))
+        start = max(start, last + 1)
+    return _encodable((*rest, (start, NUM_CODE_POINTS - 1)))
+
+
+def _encodable(ranges: Ranges) -> Ranges:
+    low, high = _SURROGATES
+    pieces = [(first, min(last, low - 1)) for first, last in ranges]
+    pieces += [(max(first, high + 1), last) for first, last in ranges]
+    return tuple((first, last) for first, last in pieces if first <= last)
+
+
 _REFUSED_STATEMENTS = {
     "%llguidance": "options of the engine cannot be set",
     "%lark": "a grammar inside of a grammar is not supported; write its rules out",
@@ -287,6 +391,11 @@ _REFUSED_ATTRIBUTES = {
     "stop_capture": "captures are not returned",
     "suffix": "write `lazy` and put the suffix into the pattern",
 }
+# Beside the message that no text was found: for an output's first search.
+HINT_WITHOUT_TEXT = (
+    ". Terminals are greedy: one that can continue takes what would have to follow it, as in"
+    ' `/a+/ "ab"`'
+)
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 _UNKNOWN = re.compile(r'unknown name: "(\w+)"')
 
@@ -333,7 +442,6 @@ def to_grammar(
         if word.start in written:
             pieces += [text[at : word.start], written[word.start]]
             at = word.end
-    _check_greed(text, found)
     _check_terminals(text, found, written)
     pieces.append(text[at:])
     named = {_special_id(word) for word in found if word.kind == "special"}
@@ -395,18 +503,6 @@ def _check(text: str, found: list[Word], special_ids: Container[int | None]) -> 
             in_attributes = False
         elif in_attributes and word.text in _REFUSED_ATTRIBUTES:
             raise _refused(text, word, f"{word.text}: {_REFUSED_ATTRIBUTES[word.text]}")
-
-
-def _check_greed(text: str, found: list[Word]) -> None:
-    """Raises Contradiction."""
-    starved = rules_without_text(found)
-    if starved:
-        names = tuple(dict.fromkeys(word.text for word in starved))
-        what = (
-            f"rule `{names[-1]}` has no text: terminals are greedy, and one of them always takes"
-            " what would have to follow it"
-        )
-        raise Contradiction(str(misplaced(text, starved[-1], what)), names)
 
 
 def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -> None:

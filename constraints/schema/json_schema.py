@@ -15,9 +15,14 @@ from time import thread_time
 
 from llguidance import LLMatcher
 
-from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    NotEnforced,
+    TooComplex,
+    minimal_unsat_core,
+)
 from constraints.grammars.engine import Limits, error_of
-from constraints.minimal_unsat_core import minimal_unsat_core
 from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
 from constraints.schema.grammar import grammar_of, may_respell_keys, parts, prune

@@ -4,10 +4,9 @@ from time import thread_time
 
 import numpy as np
 
-from constraints.errors import Contradiction, TooComplex, short
+from constraints.errors import Contradiction, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.regex.char_sets import Utf8, utf8_of
-from constraints.regex.writing import unmatchable_parts
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.counter_grid import CounterGrid, Slacks, coaccessible_slacks
@@ -19,7 +18,6 @@ from constraints.where.normal_form import conflicting, contradiction_of, top_par
 from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
 from constraints.where.terms import (
     Expression,
-    Matches,
     Measure,
     StopsAt,
     StopsBefore,
@@ -30,7 +28,6 @@ from constraints.where.token_transitions import ByteTable
 # The most CPU seconds for finding which parts contradict each other.
 _MAX_CONFLICT_S = 0.5
 # The most parts of one pattern that an error shows.
-_MAX_SHOWN = 4
 # How much room counter grids leave below their bounds, tried in order; None: all counts.
 SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
@@ -79,16 +76,11 @@ def compile_without_stops(
 
 
 def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
-    """The error for expressions that exclude each other; of a single pattern it shows the part."""
+    """The error for expressions that exclude each other."""
     error = contradiction_of(conflict)
     if _cannot_be_spelled(all_of(conflict), vocabulary):
         what = "the model has no tokens that spell such a text"
         return Contradiction(f"{error}: {what}", error.parts)
-    match conflict:
-        case (Matches(pattern),):
-            parts = [short(pattern[start:end]) for start, end in unmatchable_parts(pattern)]
-            listed = " and ".join(f"`{part}`" for part in parts[:_MAX_SHOWN])
-            return Contradiction(f"{error}: nothing matches {listed}", error.parts)
     return error
 
 

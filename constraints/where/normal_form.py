@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from constraints.errors import Contradiction, TooComplex
-from constraints.minimal_unsat_core import minimal_unsat_core
+from constraints.errors import Contradiction, TooComplex, minimal_unsat_core
 from constraints.where.evaluate import holds
 from constraints.where.terms import (
     And,
