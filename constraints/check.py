@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask, allowed_ids
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, EngineFailed
-from constraints.grammars.engine import GrammarLanguage
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
 from constraints.results import Judgement, JudgeResult, SpellingNote

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+from constraints.engine import HEADER, LIMITS, GrammarLanguage, error_of
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced, TooComplex
 from constraints.grammars import gbnf, lark
-from constraints.grammars.engine import HEADER, LIMITS, GrammarLanguage, error_of
 from constraints.grammars.hints import hints_of
 from constraints.grammars.watching import WatchedLanguage
 from constraints.matcher import AnyText, Language
 from constraints.regex import writing
+from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.schema import json_schema
 from constraints.schema.json_schema import SchemaGrammar
 from constraints.schema.watched import written
@@ -28,7 +29,6 @@ from constraints.token_trie import TokenTrie, trie_of
 from constraints.vocabulary import Vocabulary, is_mark, kept_with_vocabulary
 from constraints.where import fallback
 from constraints.where.compile import compile_where
-from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.parser import parse
 from constraints.where.terms import Matches
 

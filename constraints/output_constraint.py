@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
+from constraints.engine import HEADER, GrammarLanguage, Limits, error_of
 from constraints.errors import ConstraintError, Contradiction, DoesNotFit, IllegalToken, TooComplex
-from constraints.grammars.engine import HEADER, GrammarLanguage, Limits, error_of
 from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import (
     KnownCompletion,
@@ -32,12 +32,12 @@ from constraints.guiding.completion import (
 from constraints.guiding.search import is_provably_dead
 from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import Language, Matcher
+from constraints.regex.limits import OutOfReach
 from constraints.regex.syntax import Chars, written_set
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary, is_mark
 from constraints.where.compile import compile_without_stops
 from constraints.where.engine import WhereLanguage
-from constraints.where.limits import OutOfReach
 
 # A fifth of a pattern's own limit, since this follows a search that found nothing.
 UNCUT_LIMITS = Limits(compile_fuel=1_000_000)

@@ -115,7 +115,7 @@ _MAX_TOKEN_ID = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The translation of a constraint for `constraints.grammars.engine`.
+    """The translation of a constraint for `constraints.engine`.
 
     grammar:      the grammar text
     not_enforced: JSON Pointers of the parts of a lenient schema that masks do not enforce

@@ -1,1 +1,1 @@
-"""Grammars in GBNF and Lark, on llguidance, and what is watched and hinted beside it."""
+"""Grammars in GBNF and Lark; hints of what masks do not show, and what the engine forgets."""

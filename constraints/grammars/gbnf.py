@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from constraints.definition_graph import check_depth, closure
+from constraints.engine import HEADER
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex, complaint
-from constraints.grammars.definition_graph import check_depth, closure
-from constraints.grammars.engine import HEADER
 from constraints.grammars.gbnf_terminals import (
     EMPTY,
     Alternation,

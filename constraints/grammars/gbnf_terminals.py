@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from constraints.grammars.definition_graph import closure
+from constraints.definition_graph import closure
 from constraints.regex.char_sets import Partition, Ranges, first_bytes, join
 
 

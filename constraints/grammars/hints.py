@@ -26,8 +26,8 @@ from itertools import chain, permutations
 from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
+from constraints.engine import GrammarLanguage, Limits, error_of
 from constraints.errors import ConstraintError
-from constraints.grammars.engine import GrammarLanguage, Limits, error_of
 from constraints.grammars.lark_reader import words
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import CompletionHints

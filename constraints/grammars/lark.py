@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from time import thread_time
 
+from constraints.definition_graph import check_depth
+from constraints.engine import HEADER, LIMITS, GrammarLanguage, Limits, error_of
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -36,8 +38,6 @@ from constraints.errors import (
     NotEnforced,
     complaint,
 )
-from constraints.grammars.definition_graph import check_depth
-from constraints.grammars.engine import HEADER, LIMITS, GrammarLanguage, Limits, error_of
 from constraints.grammars.lark_reader import (
     Word,
     check_nesting,

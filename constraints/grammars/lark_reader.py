@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from constraints.definition_graph import check_depth, closure
 from constraints.errors import Malformed, TooComplex, complaint
-from constraints.grammars.definition_graph import check_depth, closure
 from constraints.schema.reading import Json
 
 _WORDS = re.compile(

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, is_set, row_of
+from constraints.engine import GrammarLanguage, GrammarMatcher, Original
 from constraints.errors import EngineFailed, IllegalToken
-from constraints.grammars.engine import GrammarLanguage, GrammarMatcher, Original
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import text_of
 from constraints.schema.validation import judge_of

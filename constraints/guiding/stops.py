@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask, clear_bits, set_bits
+from constraints.engine import is_json
 from constraints.errors import IllegalToken
-from constraints.grammars.engine import is_json
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import KnownCompletion, completes, spelled, text_of
 from constraints.guiding.search import shortest_completion

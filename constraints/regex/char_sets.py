@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where.limits import OutOfReach
+from constraints.regex.limits import OutOfReach
 
 Ranges = tuple[tuple[int, int], ...]
 

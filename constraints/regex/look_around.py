@@ -17,8 +17,10 @@ from functools import lru_cache
 import numpy as np
 
 from constraints.errors import NotEnforced
-from constraints.regex.automaton import matches
+from constraints.regex.automaton import Automaton, can_reach, refined
 from constraints.regex.char_sets import NUM_CODE_POINTS, Ranges
+from constraints.regex.dfa import matches
+from constraints.regex.limits import TooManyStates
 from constraints.regex.syntax import (
     EMPTY,
     Chars,
@@ -30,9 +32,6 @@ from constraints.regex.syntax import (
     PatternParser,
     Repeat,
 )
-from constraints.where.automata import Automaton, can_reach
-from constraints.where.limits import TooManyStates
-from constraints.where.machine import refined
 
 _MAX_LIVE_STATES = 200
 # The most sets of characters in what leads from one state to another.

@@ -9,15 +9,15 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
+from constraints.engine import LIMITS, GrammarLanguage, error_of
 from constraints.errors import Contradiction, NotEnforced, TooComplex
-from constraints.grammars.engine import LIMITS, GrammarLanguage, error_of
 from constraints.guiding.alphabet import byte_vocabulary
-from constraints.regex.automaton import matches
+from constraints.regex.automaton import Automaton
+from constraints.regex.dfa import matches
+from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import for_python
 from constraints.regex.writing import search_grammar
 from constraints.spec import Kind
-from constraints.where.automata import Automaton
-from constraints.where.limits import OutOfReach
 
 _Finder = Callable[[str], bool]
 

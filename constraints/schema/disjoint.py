@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from llguidance import LLMatcher
 
+from constraints.engine import Limits, error_of
 from constraints.errors import Contradiction
-from constraints.grammars.engine import Limits, error_of
 from constraints.schema.grammar import grammar_of, parts
 from constraints.schema.reading import Json, equal_key
 from constraints.spec import Whitespace

@@ -8,8 +8,8 @@ so it is replaced by `false`, which the engine never enters.
 import json
 from collections.abc import Iterator
 
-from constraints.grammars.definition_graph import check_depth, closure
-from constraints.grammars.engine import HEADER
+from constraints.definition_graph import check_depth, closure
+from constraints.engine import HEADER
 from constraints.schema.reading import Json
 from constraints.spec import Whitespace
 

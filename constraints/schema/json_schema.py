@@ -15,6 +15,7 @@ from time import thread_time
 
 from llguidance import LLMatcher
 
+from constraints.engine import Limits, error_of
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -22,7 +23,6 @@ from constraints.errors import (
     TooComplex,
     minimal_unsat_core,
 )
-from constraints.grammars.engine import Limits, error_of
 from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
 from constraints.schema.grammar import grammar_of, may_respell_keys, parts, prune

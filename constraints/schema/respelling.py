@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import chain
 from math import inf
 
-from constraints.grammars.engine import GrammarLanguage, GrammarMatcher
+from constraints.engine import GrammarLanguage, GrammarMatcher
 from constraints.schema.reading import Json
 from constraints.schema.validation import loads, without_exponent
 from constraints.spec import ConstraintSpec, Whitespace

@@ -23,8 +23,8 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import lookup_recursive_ref
 
+from constraints.engine import LIMITS, GrammarLanguage
 from constraints.errors import ConstraintError
-from constraints.grammars.engine import LIMITS, GrammarLanguage
 from constraints.guiding.alphabet import byte_vocabulary, in_bytes
 from constraints.regex.search import is_found
 from constraints.schema import formats

@@ -1,79 +1,14 @@
-"""Small deterministic automata over characters, one for each atom of an expression.
-
-All are complete: every state has a step for every character. State 0 is the start.
-"""
+"""The automaton of each atom of an expression; complete, as in `constraints.regex.automaton`."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from constraints.regex.automaton import Automaton, Steps
 from constraints.regex.char_sets import WHITESPACE, Partition
-from constraints.where.limits import MAX_STEPS, OutOfReach
+from constraints.regex.limits import MAX_STEPS, OutOfReach
 from constraints.where.terms import Relation
-
-Steps = npt.NDArray[np.int32]
-Indices = npt.NDArray[np.int64]
-
-# Smaller numbers are sorted in one pass.
-_SMALL = 1 << 16
-
-
-class Sources:
-    """The sources of every target; the numbers of both are indices."""
-
-    def __init__(self, targets: npt.NDArray[np.integer], num_targets: int) -> None:
-        """targets: of each source, its only one [num_sources] or all [num_sources, num_labels]."""
-        flat = targets.reshape(-1)
-        if num_targets < _SMALL:
-            flat = flat.astype(np.uint16)
-        order = np.argsort(flat, kind="stable")
-        self._sources = order if targets.ndim == 1 else order // targets.shape[1]
-        self._begins = np.searchsorted(flat[order], np.arange(num_targets + 1))
-
-    def of(self, targets: Indices) -> Indices:
-        """The sources of some targets, each once and ascending."""
-        begins = self._begins[targets]
-        counts = self._begins[targets + 1] - begins
-        before = np.cumsum(counts) - counts
-        return np.unique(
-            self._sources[np.arange(int(counts.sum())) + np.repeat(begins - before, counts)]
-        )
-
-
-Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Automaton:
-    """steps: [num_states, num_labels] of `partition`; accepts: [num_states]."""
-
-    partition: Partition
-    steps: Steps
-    accepts: Flags
-
-    @property
-    def num_states(self) -> int:
-        """The number of states, with sinks."""
-        return len(self.accepts)
-
-    def decided(self) -> tuple[Flags, Flags]:
-        """For each state, whether an accepting and whether a rejecting state is reachable."""
-        return can_reach(self.steps, self.accepts), can_reach(self.steps, ~self.accepts)
-
-
-def can_reach(steps: Steps, wanted: Flags) -> Flags:
-    """The states from which a wanted state is reachable, including the wanted ones."""
-    sources = Sources(steps, len(steps))
-    reached = wanted.copy()
-    fresh = np.flatnonzero(wanted)
-    while len(fresh):
-        found = sources.of(fresh)
-        fresh = found[~reached[found]]
-        reached[fresh] = True
-    return reached
 
 
 def words() -> Automaton:

@@ -7,12 +7,12 @@ import numpy as np
 from constraints.errors import Contradiction, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.regex.char_sets import Utf8, utf8_of
+from constraints.regex.limits import OutOfReach
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.counter_grid import CounterGrid, Slacks, coaccessible_slacks
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
-from constraints.where.limits import OutOfReach
 from constraints.where.machine import Machine, build, counter_of, minimised, with_stop_phrases
 from constraints.where.normal_form import conflicting, contradiction_of, top_parts
 from constraints.where.plain_space import ClosingSpace, named_space, without_control_space

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.where.automata import Sources
-from constraints.where.limits import MAX_CELLS
+from constraints.regex.automaton import Sources
+from constraints.regex.limits import MAX_CELLS
 from constraints.where.machine import Counter, Counts, Grid, Machine
 
 Slacks = npt.NDArray[np.int32]  # [num_states, num_cells]

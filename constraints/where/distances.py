@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
+from constraints.regex.limits import MAX_TOKEN_STEPS
 from constraints.where.counter_grid import ALWAYS, NEVER, CounterGrid, Slacks, Ways, best_through
-from constraints.where.limits import MAX_TOKEN_STEPS
 from constraints.where.machine import Counter
 from constraints.where.token_transitions import TokenTransitions
 

@@ -9,12 +9,11 @@ and dropped phrases are not properties of a text, so they are refused.
 from collections.abc import Iterator
 from itertools import pairwise
 
+from constraints.engine import HEADER
 from constraints.errors import Contradiction, NotEnforced, TooComplex, complaint, without_place
-from constraints.grammars.engine import HEADER
 from constraints.regex.char_sets import WHITESPACE
 from constraints.regex.syntax import Chars, written_set
-from constraints.regex.writing import translate
-from constraints.schema.scalars import at_least, between
+from constraints.regex.writing import at_least, between, translate
 from constraints.where.normal_form import Conjunction, Interval, disjuncts
 from constraints.where.parser import place_in, tokens
 from constraints.where.terms import (

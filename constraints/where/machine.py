@@ -31,11 +31,19 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.regex.automaton import matches
+from constraints.regex.automaton import (
+    Automaton,
+    Flags,
+    Steps,
+    can_reach,
+    numbered,
+    refined,
+)
 from constraints.regex.char_sets import Partition, join
+from constraints.regex.dfa import matches
+from constraints.regex.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.where import automata
-from constraints.where.automata import Automaton, Flags, PhraseTrie, Sources, Steps, can_reach
-from constraints.where.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
+from constraints.where.automata import PhraseTrie
 from constraints.where.normal_form import ContainsAny, group_phrases
 from constraints.where.terms import (
     And,
@@ -529,57 +537,9 @@ def _merged(machine: Machine) -> Machine:
     """Merge equivalent states (Moore's partition refinement)."""
     num_states = machine.num_states
     traits = [machine.accepts, machine.gains, machine.pending]
-    blocks = _numbered(
+    blocks = numbered(
         np.concatenate([trait.reshape(num_states, -1).astype(np.int64) for trait in traits], axis=1)
     )
-    blocks = _numbered(refined(blocks, machine.steps)[:, None])
+    blocks = numbered(refined(blocks, machine.steps)[:, None])
     _, kept = np.unique(blocks, return_index=True)
     return _picked(machine, kept, blocks.astype(np.int32))
-
-
-def refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
-    """The coarsest refinement of blocks 0, 1, ... in which states of one lead to the same blocks.
-
-    A state is visited again only if a successor has left its block. When a block splits, the part
-    that was not visited, or else the largest, keeps the block's number.
-    """
-    blocks = blocks.copy()
-    sources = Sources(steps, len(steps))
-    sizes = np.zeros(len(steps), dtype=np.int64)
-    sizes[: int(blocks.max()) + 1] = np.bincount(blocks)
-    num_blocks = int(blocks.max()) + 1
-    seen = np.arange(len(steps))
-    while len(seen := seen[sizes[blocks[seen]] > 1]):
-        parts = _numbered(np.concatenate([blocks[seen, None], blocks[steps[seen]]], axis=1))
-        part_sizes = np.bincount(parts)
-        of_parts = np.zeros(len(part_sizes), dtype=np.int64)
-        of_parts[parts] = blocks[seen]
-        stays = _largest_of_each(of_parts, part_sizes)
-        stays &= sizes[of_parts] == np.bincount(of_parts, part_sizes)[of_parts]
-        numbers = np.where(stays, of_parts, num_blocks + np.cumsum(~stays) - 1)
-        np.subtract.at(sizes, of_parts[~stays], part_sizes[~stays])
-        sizes[numbers[~stays]] = part_sizes[~stays]
-        num_blocks += int((~stays).sum())
-        leaving = seen[~stays[parts]]
-        blocks[seen] = numbers[parts]
-        seen = sources.of(leaving)
-    return blocks
-
-
-def _largest_of_each(groups: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> Flags:
-    """The heaviest member of each group."""
-    order = np.lexsort([weights, groups])
-    is_largest = np.zeros(len(groups), dtype=np.bool_)
-    is_last = np.append(groups[order][1:] != groups[order][:-1], True)
-    is_largest[order[is_last]] = True
-    return is_largest
-
-
-def _numbered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number the distinct rows in order of first appearance."""
-    packed = np.ascontiguousarray(rows)
-    view = packed.view(np.dtype((np.void, packed.dtype.itemsize * packed.shape[1]))).reshape(-1)
-    _, first, inverse = np.unique(view, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse.reshape(-1)]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.regex.char_sets import Utf8
+from constraints.regex.limits import MAX_NODES, TooManyStates
 from constraints.token_trie import (
     PLACE_BITS,
     PLACE_MASK,
@@ -29,7 +30,6 @@ from constraints.token_trie import (
     actions_of,
 )
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks, Ways, best_through
-from constraints.where.limits import MAX_NODES, TooManyStates
 from constraints.where.machine import Counts, Machine
 
 GAIN_BITS = 12

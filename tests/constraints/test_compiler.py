@@ -8,8 +8,8 @@ import pytest
 
 from constraints.bitmask import allowed_ids
 from constraints.compiler import MIB, Compiler
+from constraints.engine import LIMITS, GrammarLanguage
 from constraints.errors import Malformed, TooComplex
-from constraints.grammars.engine import LIMITS, GrammarLanguage
 from constraints.matcher import Language
 from constraints.output_constraint import ANY_LEN
 from constraints.spec import ConstraintSpec, Kind, Translation, Whitespace

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.compiler import Compiler
+from constraints.engine import GrammarMatcher
 from constraints.errors import Contradiction, DoesNotFit, IllegalToken, TooComplex
-from constraints.grammars.engine import GrammarMatcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.vocabulary import Vocabulary

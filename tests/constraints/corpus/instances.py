@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError
-from constraints.grammars.engine import GrammarLanguage
 from tests.constraints.grammars.rig import of_schema, walk
 
 _MERGED = ("allOf", "anyOf", "oneOf", "$ref", "if", "then", "else")

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, NotEnforced
-from constraints.grammars.engine import GrammarLanguage
 from tests.constraints.grammars.rig import of_schema
 
 FOLDER = Path(__file__).parent

@@ -14,8 +14,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from constraints.engine import GrammarLanguage
 from constraints.errors import Contradiction, NotEnforced, TooComplex
-from constraints.grammars.engine import GrammarLanguage
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from tests.constraints.cases import demo_vocabulary, drawn, language_of, needed_len, text_of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from constraints.compiler import MIB, Compiler
-from constraints.grammars.engine import GrammarLanguage
+from constraints.engine import GrammarLanguage
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import byte_vocabulary

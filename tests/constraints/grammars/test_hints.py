@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from constraints.grammars.engine import LIMITS
+from constraints.engine import LIMITS
 from constraints.grammars.hints import MAX_HINTS, MAX_LEAVES, hints_of
 from constraints.guiding.completion import CompletionHints
 from constraints.schema.json_schema import prepare

@@ -7,15 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 
+from constraints.engine import HEADER, LIMITS, GrammarLanguage, error_of
 from constraints.errors import NotEnforced
-from constraints.grammars.engine import HEADER, LIMITS, GrammarLanguage, error_of
+from constraints.regex.automaton import Automaton
 from constraints.regex.char_sets import Partition
+from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import conjuncts, opposites, pattern_of
 from constraints.regex.syntax import Pattern
 from constraints.regex.writing import searching, written
 from constraints.spec import Kind
-from constraints.where.automata import Automaton
-from constraints.where.limits import OutOfReach
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import accepts, accepts_value, of_schema
 

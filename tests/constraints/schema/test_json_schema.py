@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
 from constraints.output_constraint import OutputConstraintState
+from constraints.regex.writing import at_least, between
 from constraints.schema.reading import read
 from constraints.schema.references import spelt_out
-from constraints.schema.scalars import at_least, between
 from constraints.schema.trivial_schemas import obvious_len
 from constraints.schema.validation import violations
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.regex.automaton import matches
+from constraints.regex.automaton import Automaton
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
-from constraints.where.automata import Automaton
+from constraints.regex.dfa import matches
 from constraints.where.evaluate import holds
 from constraints.where.machine import automaton_of
 from constraints.where.parser import parse

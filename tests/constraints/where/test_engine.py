@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
+from constraints.regex.limits import OutOfReach
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
 from constraints.where.evaluate import holds
-from constraints.where.limits import OutOfReach
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
 from constraints.where.token_transitions import TransitionCache

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from constraints.engine import LIMITS, GrammarLanguage, error_of
 from constraints.errors import Contradiction, NotEnforced, TooComplex
-from constraints.grammars.engine import LIMITS, GrammarLanguage, error_of
 from constraints.spec import Kind
 from constraints.where.fallback import to_grammar
 from constraints.where.parser import parse

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from constraints.regex.automaton import Sources, can_reach
 from constraints.regex.char_sets import Partition
 from constraints.token_trie import TokenTrie
-from constraints.where.automata import Sources, can_reach
 from constraints.where.compile import compile_where
 from constraints.where.machine import Machine, minimised
 from constraints.where.terms import OneOf

@@ -8,8 +8,8 @@ import pytest
 
 from constraints.after_thought import OutputState
 from constraints.compiler import MIB
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, DoesNotFit, Malformed
-from constraints.grammars.engine import GrammarLanguage
 from constraints.matcher import Language
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Translation
 from constraints.vocabulary import Vocabulary

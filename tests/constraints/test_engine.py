@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from constraints import engine
 from constraints.compiler import Compiler
+from constraints.engine import HEADER, GrammarLanguage, GrammarMatcher, Limits, error_of
 from constraints.errors import Contradiction, EngineFailed, IllegalToken, Malformed, TooComplex
-from constraints.grammars import engine
-from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher, Limits, error_of
 from constraints.spec import Kind
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import (

@@ -8,10 +8,10 @@ import pytest
 
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, NotEnforced
-from constraints.regex.automaton import matches
+from constraints.regex.automaton import Automaton
+from constraints.regex.dfa import matches
+from constraints.regex.limits import OutOfReach
 from constraints.spec import ConstraintSpec, Kind
-from constraints.where.automata import Automaton
-from constraints.where.limits import OutOfReach
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import accepts
 

@@ -1,0 +1,465 @@
+r"""Regular expressions in Python's syntax as automata, parsed by Python's own parser.
+
+    state of the DFA:   sets of the last character | lookbehind states | threads
+    thread:             NFA states | lookaheads that must, that must not succeed
+
+Edges of the NFA read a character of a set, or nothing (epsilon). An epsilon edge may have a
+condition: on the adjacent characters (`\b`, `^`, `$`), or that another part ends here (lookbehind)
+or begins here (lookahead). Backreferences, atomic groups and lookahead within a lookaround are out
+of reach.
+
+The DFA is made by subset construction; sets of states are bits of integers. Conditions such as
+`\b` depend on the next character, so epsilon edges are followed only when the next character, or
+the end, is known.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from re import _constants as ops
+from re import _parser as reader
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.regex.automaton import Automaton
+from constraints.regex.char_sets import (
+    NUM_CODE_POINTS,
+    Partition,
+    Ranges,
+    join,
+    matched,
+    word_characters,
+)
+from constraints.regex.limits import MAX_STEPS, OutOfReach, TooManyStates
+
+# The most states of a pattern with its repeats written out.
+_MAX_PARTS = 4000
+# Flags that concern characters or the notation of a pattern.
+_SERVED_FLAGS = (
+    re.UNICODE | re.IGNORECASE | re.ASCII | re.DOTALL | re.VERBOSE | re.MULTILINE
+).value
+_EVERY: Ranges = ((0, NUM_CODE_POINTS - 1),)
+_NEWLINE: Ranges = ((10, 10),)
+_NO_NEWLINE: Ranges = ((0, 9), (11, NUM_CODE_POINTS - 1))
+_ALL_PAIRS = frozenset((before, after) for before in (False, True) for after in (False, True))
+_NOT_BEHIND = frozenset(pair for pair in _ALL_PAIRS if not pair[0])
+_NOT_AHEAD = frozenset(pair for pair in _ALL_PAIRS if not pair[1])
+_ONE_SIDE = frozenset({(True, False), (False, True)})
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A condition on the adjacent characters.
+
+    known: the number of the set that they are in or not; beyond the text's edges: not in it
+    pairs: (whether the one before is in it, whether the one behind is) for which it holds
+    fits_empty: whether it may hold in the empty text
+    """
+
+    known: int
+    pairs: frozenset[tuple[bool, bool]]
+    fits_empty: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lookaround:
+    """A lookahead or lookbehind: whether text there can be read from `start` to `final`."""
+
+    is_ahead: bool
+    is_negated: bool
+    start: int
+    final: int
+
+
+Condition = Boundary | Lookaround
+
+
+@dataclass(slots=True, eq=False)
+class Nfa:
+    """An NFA over sets of characters; state 0 is the start.
+
+    epsilon_edges: by state, (number of a condition or None, state)
+    char_edges:    by state, (number of a set, state)
+    conditions:    those within a lookaround come before it
+    """
+
+    final: int
+    epsilon_edges: list[list[tuple[int | None, int]]]
+    char_edges: list[tuple[int, int] | None]
+    sets: dict[Ranges, int]
+    conditions: list[Condition]
+
+
+def read(pattern: str) -> Nfa:
+    """The NFA of the texts that re.fullmatch matches. Raises OutOfReach."""
+    try:
+        parsed = reader.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise OutOfReach(f"pattern {pattern!r}: {error}") from error
+    flags = int(parsed.state.flags)
+    if flags & ~_SERVED_FLAGS:
+        raise OutOfReach(f"flags in the pattern {pattern!r}")
+    builder = _Builder()
+    builder.parts.final = builder.sequence(parsed, 0, flags)
+    return builder.parts
+
+
+class _Builder:
+    """Builds the NFA item by item."""
+
+    def __init__(self) -> None:
+        self.parts = Nfa(0, [[]], [None], {}, [])
+        self._num_lookarounds = 0  # nested around the current item
+
+    def sequence(self, items: Iterable[Any], start: int, flags: int) -> int:
+        """Add the items in sequence behind `start`; returns the last state."""
+        for op, argument in items:
+            start = self._item(op, argument, start, flags)
+        return start
+
+    def _state(self) -> int:
+        if len(self.parts.epsilon_edges) > _MAX_PARTS:
+            raise TooManyStates("a pattern of too many parts")
+        self.parts.epsilon_edges.append([])
+        self.parts.char_edges.append(None)
+        return len(self.parts.epsilon_edges) - 1
+
+    def _pass(self, start: int, end: int, condition: int | None = None) -> None:
+        self.parts.epsilon_edges[start].append((condition, end))
+
+    def _set(self, ranges: Ranges) -> int:
+        return self.parts.sets.setdefault(ranges, len(self.parts.sets))
+
+    def _read(self, ranges: Ranges, start: int) -> int:
+        end = self._state()
+        # A state has one character edge: another one begins in a new state.
+        begin = self._state()
+        self._pass(start, begin)
+        self.parts.char_edges[begin] = (self._set(ranges), end)
+        return end
+
+    def _item(self, op: Any, argument: Any, start: int, flags: int) -> int:
+        if op is ops.SUBPATTERN:
+            _, on, off, items = argument
+            # `(?a:...)` replaces Unicode's rules, and vice versa.
+            if on & (re.ASCII | re.UNICODE):
+                off |= re.ASCII | re.UNICODE
+            return self.sequence(items, start, flags & ~off | on)
+        if op is ops.BRANCH:
+            return self._branch(argument[1], start, flags)
+        if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
+            return self._repeat(argument, start, flags)
+        if op is ops.AT:
+            return self._at(argument, start, flags)
+        if op in (ops.ASSERT, ops.ASSERT_NOT):
+            is_ahead = argument[0] > 0
+            return self._lookaround(argument[1], start, flags, is_ahead, op is ops.ASSERT_NOT)
+        return self._read(matched(op, argument, flags), start)
+
+    def _branch(self, options: Sequence[Iterable[Any]], start: int, flags: int) -> int:
+        ends = []
+        for option in options:
+            begin = self._state()
+            self._pass(start, begin)
+            ends.append(self.sequence(option, begin, flags))
+        joined = self._state()
+        for end in ends:
+            self._pass(end, joined)
+        return joined
+
+    def _repeat(self, argument: Any, start: int, flags: int) -> int:
+        least, most, items = argument
+        for _ in range(least):
+            start = self.sequence(items, start, flags)
+        if most is ops.MAXREPEAT:
+            loop = self._state()
+            self._pass(start, loop)
+            self._pass(self.sequence(items, loop, flags), loop)
+            after = self._state()
+            self._pass(loop, after)
+            return after
+        end = self._state()
+        for _ in range(int(most) - least):
+            self._pass(start, end)
+            # A new state for each repeat, or the loops of one would be entered by the next.
+            begin = self._state()
+            self._pass(start, begin)
+            start = self.sequence(items, begin, flags)
+        self._pass(start, end)
+        return end
+
+    def _at(self, where: Any, start: int, flags: int) -> int:
+        is_of_lines = bool(flags & re.MULTILINE)
+        if where is ops.AT_BEGINNING_STRING or (where is ops.AT_BEGINNING and not is_of_lines):
+            return self._boundary(_EVERY, _NOT_BEHIND, start)
+        if where is ops.AT_BEGINNING:
+            return self._boundary(_NO_NEWLINE, _NOT_BEHIND, start)
+        if where is ops.AT_END_STRING:
+            return self._boundary(_EVERY, _NOT_AHEAD, start)
+        if where is ops.AT_END:
+            return self._line_end(start, flags, is_of_lines)
+        words = word_characters(bool(flags & re.ASCII))
+        if where is ops.AT_BOUNDARY:
+            return self._boundary(words, _ONE_SIDE, start)
+        if where is ops.AT_NON_BOUNDARY:
+            # In older Pythons it does not match in an empty text.
+            fits_empty = re.fullmatch(r"\B", "") is not None
+            return self._boundary(words, _ALL_PAIRS - _ONE_SIDE, start, fits_empty)
+        raise OutOfReach(f"{where} in a pattern")
+
+    def _boundary(
+        self,
+        ranges: Ranges,
+        pairs: frozenset[tuple[bool, bool]],
+        start: int,
+        fits_empty: bool = True,
+    ) -> int:
+        self.parts.conditions.append(Boundary(self._set(ranges), pairs, fits_empty))
+        end = self._state()
+        self._pass(start, end, len(self.parts.conditions) - 1)
+        return end
+
+    def _line_end(self, start: int, flags: int, is_of_lines: bool) -> int:
+        if is_of_lines:
+            return self._boundary(_NO_NEWLINE, _NOT_AHEAD, start)
+        # At the end, or before the newline that is the last character.
+        end = self._boundary(_EVERY, _NOT_AHEAD, start)
+        if self._num_lookarounds == 0:
+            items = [(ops.LITERAL, _NEWLINE[0][0]), (ops.AT, ops.AT_END_STRING)]
+            self._pass(self._lookaround(items, start, flags, True, False), end)
+            return end
+        raise OutOfReach("`$` in a look")
+
+    def _lookaround(
+        self, items: Any, start: int, flags: int, is_ahead: bool, is_negated: bool
+    ) -> int:
+        if is_ahead and self._num_lookarounds:
+            raise OutOfReach("looking ahead from within a look")
+        if not is_ahead and len(set(items.getwidth())) > 1:
+            raise OutOfReach("looking behind at texts of several lengths")
+        begin = self._state()
+        self._num_lookarounds += 1
+        final = self.sequence(items, begin, flags)
+        self._num_lookarounds -= 1
+        self.parts.conditions.append(Lookaround(is_ahead, is_negated, begin, final))
+        end = self._state()
+        self._pass(start, end, len(self.parts.conditions) - 1)
+        return end
+
+
+_MAX_STATES = 4000
+_MAX_THREADS = 200
+# The lookaheads of a thread: sets of states of which one must reach the end, and states of which
+# none may.
+_Duties = tuple[frozenset[int], int]
+_NO_DUTIES: _Duties = (frozenset(), 0)
+# By number of a condition, whether it holds; lookaheads are unknown yet.
+_Situation = tuple[bool, ...]
+
+
+def matches(pattern: str, max_states: int = _MAX_STATES) -> Automaton:
+    """Accepts what re.fullmatch matches. Raises OutOfReach."""
+    return _SubsetConstruction(read(pattern), max_states).automaton()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A state of the DFA, before epsilon edges are followed.
+
+    last:    the sets that contain the last character, None at the start
+    behind:  by lookbehind, the states reached
+    threads: NFA states by their lookaheads
+    """
+
+    last: frozenset[int] | None
+    behind: tuple[int, ...]
+    threads: frozenset[tuple[_Duties, int]]
+
+
+class _SubsetConstruction:
+    """Builds the DFA, whose states are places."""
+
+    def __init__(self, parts: Nfa, max_states: int) -> None:
+        self._parts = parts
+        self._max_states = max_states
+        self._partition, columns = join([Partition.of_sets([ranges]) for ranges in parts.sets])
+        # By label, the sets that contain its characters.
+        self._holds = [frozenset(np.flatnonzero(column).tolist()) for column in columns.T]
+        self._boundary = {each.known for each in parts.conditions if isinstance(each, Boundary)}
+        self._behind = [
+            (number, each)
+            for number, each in enumerate(parts.conditions)
+            if isinstance(each, Lookaround) and not each.is_ahead
+        ]
+        lookarounds = [
+            each for each in parts.conditions if isinstance(each, Lookaround) and each.is_ahead
+        ]
+        self._kept = _bits_of(each.final for each in lookarounds if not each.is_negated)
+        self._broken = _bits_of(each.final for each in lookarounds if each.is_negated)
+        self._dead = _Place(frozenset(), tuple(0 for _ in self._behind), frozenset())
+        self._closures: dict[tuple[int, _Situation], int] = {}
+
+    def automaton(self) -> Automaton:
+        """The DFA. Raises OutOfReach for too many places."""
+        nothing = tuple(0 for _ in self._behind)
+        queue = [_Place(None, nothing, frozenset({(_NO_DUTIES, 1)}))]
+        known = {queue[0]: 0}
+        rows = []
+        accepts = []
+        for place in queue:
+            row = []
+            for after in self._steps(place):
+                if after not in known:
+                    known[after] = len(queue)
+                    queue.append(after)
+                row.append(known[after])
+            rows.append(row)
+            accepts.append(self._accepts(place))
+            if len(queue) > self._max_states or len(queue) * len(row) > MAX_STEPS:
+                raise TooManyStates("a pattern of too many states")
+        return _without_equal_labels(self._partition, np.array(rows, dtype=np.int32), accepts)
+
+    def _steps(self, place: _Place) -> Iterable[_Place]:
+        """The places behind each label."""
+        closed: dict[frozenset[int], tuple[tuple[int, ...], Mapping[_Duties, int]]] = {}
+        for holds in self._holds:
+            boundary = holds & self._boundary
+            if boundary not in closed:
+                closed[boundary] = self._closed(place, boundary)
+            behind, threads = closed[boundary]
+            after: dict[_Duties, int] = {}
+            for (must, must_not), states in threads.items():
+                duties = frozenset(self._moved(each, holds) for each in must)
+                moved = self._moved(states, holds)
+                if moved and 0 not in duties:
+                    key = duties, self._moved(must_not, holds)
+                    after[key] = after.get(key, 0) | moved
+            if not after:
+                yield self._dead
+                continue
+            moved_behind = tuple(self._moved(each, holds) for each in behind)
+            yield _Place(boundary, moved_behind, frozenset(after.items()))
+
+    def _accepts(self, place: _Place) -> bool:
+        _, threads = self._closed(place, None)
+        final = 1 << self._parts.final
+        return any(not must and states & final for (must, _), states in threads.items())
+
+    def _closed(
+        self, place: _Place, after: frozenset[int] | None
+    ) -> tuple[tuple[int, ...], Mapping[_Duties, int]]:
+        """The epsilon closure if a character in the sets `after` is next, None: the end."""
+        situation = [
+            isinstance(each, Boundary) and _holds(each, place.last, after)
+            for each in self._parts.conditions
+        ]
+        behind = []
+        for (number, lookaround), states in zip(self._behind, place.behind, strict=True):
+            closed = self._passed(states | 1 << lookaround.start, tuple(situation))
+            behind.append(closed)
+            situation[number] = bool(closed >> lookaround.final & 1) != lookaround.is_negated
+        known = tuple(situation)
+        threads: dict[_Duties, int] = {}
+        for duties, states in place.threads:
+            self._pass_ahead(duties, states, known, threads)
+        return tuple(behind), threads
+
+    def _pass_ahead(
+        self, duties: _Duties, states: int, known: _Situation, threads: dict[_Duties, int]
+    ) -> None:
+        """Close a thread, and those into which it splits at lookaheads."""
+        todo = [(duties, states)]
+        done: dict[_Duties, int] = {}
+        while todo:
+            before, states = todo.pop()
+            own = self._fulfilled(before, known)
+            if own is None:
+                continue
+            reached = done.get(own, 0) | self._passed(states | done.get(own, 0), known)
+            if reached == done.get(own, 0):
+                continue
+            done[own] = reached
+            if len(done) > _MAX_THREADS:
+                raise TooManyStates("a pattern that looks ahead too often")
+            for lookaround, end in self._lookarounds_of(reached):
+                must, must_not = own
+                if lookaround.is_negated:
+                    todo.append(((must, must_not | 1 << lookaround.start), 1 << end))
+                else:
+                    todo.append(((must | {1 << lookaround.start}, must_not), 1 << end))
+        for own, reached in done.items():
+            threads[own] = threads.get(own, 0) | reached
+
+    def _fulfilled(self, duties: _Duties, known: _Situation) -> _Duties | None:
+        """The remaining lookaheads, closed; None: one failed."""
+        must_not = self._passed(duties[1], known)
+        if must_not & self._broken:
+            return None
+        must = (self._passed(each, known) for each in duties[0])
+        return frozenset(each for each in must if not each & self._kept), must_not
+
+    def _lookarounds_of(self, states: int) -> Iterable[tuple[Lookaround, int]]:
+        for state in _bits(states):
+            for condition, after in self._parts.epsilon_edges[state]:
+                lookaround = None if condition is None else self._parts.conditions[condition]
+                if isinstance(lookaround, Lookaround) and lookaround.is_ahead:
+                    yield lookaround, after
+
+    def _passed(self, states: int, known: _Situation) -> int:
+        """All states that epsilon edges reach under conditions that hold."""
+        key = states, known
+        if key not in self._closures:
+            queue = _bits(states)
+            while queue:
+                for condition, after in self._parts.epsilon_edges[queue.pop()]:
+                    if (condition is None or known[condition]) and not states >> after & 1:
+                        states |= 1 << after
+                        queue.append(after)
+            self._closures[key] = states
+        return self._closures[key]
+
+    def _moved(self, states: int, holds: frozenset[int]) -> int:
+        """The states behind a character of these sets."""
+        after = 0
+        for state in _bits(states):
+            char_edges = self._parts.char_edges[state]
+            if char_edges is not None and char_edges[0] in holds:
+                after |= 1 << char_edges[1]
+        return after
+
+
+def _without_equal_labels(
+    partition: Partition, steps: npt.NDArray[np.int32], accepts: list[bool]
+) -> Automaton:
+    """Merge labels whose characters have equal steps everywhere."""
+    columns, labels = np.unique(steps, axis=1, return_inverse=True)
+    labels = labels.reshape(-1)[partition.labels]
+    is_new = np.ones(len(labels), dtype=np.bool_)
+    is_new[1:] = labels[1:] != labels[:-1]
+    used, labels = np.unique(labels[is_new], return_inverse=True)
+    coarser = Partition(partition.starts[is_new], labels.reshape(-1).astype(np.int32))
+    return Automaton(coarser, np.ascontiguousarray(columns[:, used]), np.array(accepts))
+
+
+def _holds(boundary: Boundary, last: frozenset[int] | None, after: frozenset[int] | None) -> bool:
+    if last is None and after is None and not boundary.fits_empty:
+        return False
+    return (boundary.known in (last or ()), boundary.known in (after or ())) in boundary.pairs
+
+
+def _bits_of(states: Iterable[int]) -> int:
+    found = 0
+    for state in states:
+        found |= 1 << state
+    return found
+
+
+def _bits(states: int) -> list[int]:
+    found = []
+    while states:
+        lowest = states & -states
+        found.append(lowest.bit_length() - 1)
+        states ^= lowest
+    return found
