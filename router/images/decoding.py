@@ -1,0 +1,42 @@
+"""An image's file as processors take it: in RGB, upright, its first frame.
+
+Whoever sent the file may have made it to hurt: it is decoded in a process with limits of memory and
+time, and of it nothing is decoded before its size is known.
+"""
+
+import warnings
+from io import BytesIO
+
+from PIL import Image, ImageOps
+
+# Others are old or rare, and one of them starts a program.
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
+# The size is checked here, where it is known whose limit it is.
+Image.MAX_IMAGE_PIXELS = None
+
+
+class BadImage(Exception):
+    """A file that cannot be an image of a prompt; the text follows its name."""
+
+
+def decode(data: bytes | bytearray, max_pixels: int) -> Image.Image:
+    """As transformers' own `load_image` has it. Raises BadImage."""
+    try:
+        # What a decoder finds odd and reads all the same concerns nobody.
+        with warnings.catch_warnings(action="ignore"):
+            opened = Image.open(BytesIO(data), formats=FORMATS)
+            width, height = opened.size
+            if width * height > max_pixels:
+                raise BadImage(
+                    f"has {width} x {height} pixels, which are more than {max_pixels} "
+                    "(--max-image-pixels)"
+                )
+            return ImageOps.exif_transpose(opened).convert("RGB")
+    except BadImage:
+        raise
+    except MemoryError:
+        raise BadImage("needs too much memory to be decoded") from None
+    # Decoders raise anything for files that are none.
+    except Exception as error:
+        reason = "is no PNG, JPEG, GIF, WebP or TIFF, or a broken one"
+        raise BadImage(reason) from error
