@@ -47,6 +47,10 @@ class StepObserver:
     def scheduled(self, batch: Batch, schedule_s: float) -> None:
         """The scheduler made a step."""
         self._metrics.step_phase.observe(schedule_s, "schedule")
+        for new in batch.new:
+            for image in new.images:
+                is_cached = image.stop <= new.cached_len
+                self._metrics.image_rows.inc("prefix_cache" if is_cached else "encoder")
         if batch.new:
             self._metrics.batch_next_size.observe(len(batch.new))
             if batch.running_ids:

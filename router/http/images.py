@@ -6,6 +6,7 @@ A part of a message is a text or an image; the chat template sees an image's pla
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from router.images.fetching import ImageFetcher, ImageRefused
 from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.images import ImageFile
 from router.request.request import ApiKey
+from router.telemetry.metrics import Metrics
 
 _SCHEMES = ("data:", "http://", "https://")
 # OpenAI's words. They change nothing: the model's processor decides on resolutions.
@@ -151,11 +153,18 @@ class ImageReader:
     """
 
     def __init__(
-        self, fetcher: ImageFetcher, infer: Infer, marker: str, *, max_images: int
+        self,
+        fetcher: ImageFetcher,
+        infer: Infer,
+        metrics: Metrics,
+        marker: str,
+        *,
+        max_images: int,
     ) -> None:
         self.marker = marker
         self._fetcher = fetcher
         self._infer = infer
+        self._metrics = metrics
         self._max_images = max_images
 
     async def read(self, sources: Sequence[ImageSource], key: ApiKey) -> tuple[ImageFile, ...]:
@@ -177,7 +186,12 @@ class ImageReader:
         return tuple(found for found in files if isinstance(found, ImageFile))
 
     async def _read(self, source: ImageSource) -> ImageFile | InvalidRequest:
+        begun_s = time.monotonic()
         try:
-            return ImageFile(await self._fetcher.fetch(source.url))
+            data = await self._fetcher.fetch(source.url)
+            self._metrics.images.inc("taken")
+            self._metrics.image_fetch.observe(time.monotonic() - begun_s)
+            return ImageFile(data)
         except ImageRefused as error:
+            self._metrics.images.inc("refused")
             return InvalidRequest(f"`{source.place}` {error}", source.place)

@@ -58,6 +58,9 @@ CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "
 BEAM_ENDS = ("complete", "hole", "budget", "full", "deadline", "cancelled")
 FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BEAMS", "other")
 REFUSALS = ("overloaded", "rate_limited", "unhealthy", "draining")
+IMAGE_OUTCOMES = ("taken", "refused")
+# An image whose tokens are all in the prefix cache is not encoded.
+IMAGE_SOURCES = ("encoder", "prefix_cache")
 CONSTRAINT_REFUSALS = (
     "malformed",
     "not_enforced",
@@ -453,6 +456,19 @@ class Metrics(Collector):
         self.prompt_tokens = Counter("tandem_prompt_tokens", "Prompt tokens of admitted requests")
         self.prefix_hit_tokens = Counter(
             "tandem_prefix_cache_hit_tokens", "Prompt tokens that were in the prefix cache"
+        )
+        self.images = Counter("tandem_images", "Images of requests", "outcome", IMAGE_OUTCOMES)
+        self.image_fetch = _seconds(
+            "tandem_image_fetch_seconds", "Time until an image's file is here, decoded from base64"
+        )
+        self.image_processor = _seconds(
+            "tandem_image_processor_seconds", "Time of the model's processor on an image's file"
+        )
+        self.image_rows = Counter(
+            "tandem_image_rows",
+            "Images of sequences that enter a step, by where their rows come from",
+            "source",
+            IMAGE_SOURCES,
         )
         self.preemptions = Counter(
             "tandem_preemptions", "Sequences put back because the KV cache was full"

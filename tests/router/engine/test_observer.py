@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from processes.otlp import OtlpExporter
 from processes.spans import TRACE_KEY, TraceContext
 from proto import generate_pb2 as pb
+from proto.contract import Image
 from router.request.request import GenerateRequest
 from router.scheduler.states import StateSlots
 from router.telemetry.metrics import Metrics
@@ -34,6 +35,18 @@ async def test_metrics_tell_what_happened() -> None:
         assert metrics.kv_blocks_capacity.value() == 64
         assert metrics.kv_blocks_used.value() == 0
         assert metrics.step_phase.count("rpc") == 6
+
+
+async def test_an_image_in_the_prefix_cache_is_counted_as_not_encoded() -> None:
+    image = Image(bytes(16), 4, 16, {})
+    async with routing(FakeShard()) as rig:
+        for _ in range(2):
+            asked = replace(asking(prompt="a" * 40, max_new_tokens=2), images=(image,))
+            await events_of(rig.batcher.submit(asked))
+        await settled(rig)
+        rows = rig.metrics.image_rows
+
+    assert (rows.value("encoder"), rows.value("prefix_cache")) == (1, 1)
 
 
 async def test_slots_for_states_are_counted() -> None:

@@ -1,0 +1,136 @@
+"""Whole checkpoints of tiny models that see: weights, tokenizer, processor and chat template.
+
+As their makers save them. `python -m tests.seeing_checkpoint NAME FOLDER`.
+
+A token is a byte, so what an image adds to a prompt can be counted by hand.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, save_byte_tokenizer
+
+_TEXT: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE + 16,
+    "max_position_embeddings": 2048,
+    "pad_token_id": EOS_ID,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "tie_word_embeddings": False,
+}
+_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+_TEMPLATE = """\
+{%- for m in messages %}{{- m.role + ': ' }}
+    {%- if m.content is string %}{{- m.content }}{% else %}
+    {%- for part in m.content %}
+        {%- if part.type == 'image' %}{{- 'BEGINMARKEREND' }}{% else %}{{- part.text }}{% endif %}
+    {%- endfor %}{% endif %}{{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'assistant:' }}{% endif %}"""
+Tokens = Mapping[str, int]
+# Its classes are partly untyped.
+_hf: Any = transformers
+
+
+def _pil(family: str, name: str) -> Any:
+    """A family's image processor that needs pillow alone."""
+    module = f"transformers.models.{family}.image_processing_pil_{family}"
+    return getattr(importlib.import_module(module), name)
+
+
+def _llava(tokenizer: Any, tokens: Tokens) -> tuple[dict[str, Any], Any]:
+    config = {
+        "model_type": "llava",
+        "text_config": _TEXT,
+        "vision_config": {**_TOWER, "model_type": "clip_vision_model", "projection_dim": 32},
+        "image_token_index": tokens["<image>"],
+        "vision_feature_layer": -2,
+    }
+    size = {"height": 28, "width": 28}
+    images = _pil("clip", "CLIPImageProcessorPil")(size={"shortest_edge": 28}, crop_size=size)
+    processor = _hf.LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+    return config, processor
+
+
+def _idefics3(tokenizer: Any, tokens: Tokens) -> tuple[dict[str, Any], Any]:
+    config = {
+        "model_type": "idefics3",
+        "image_token_id": tokens["<image>"],
+        "scale_factor": 2,
+        "text_config": _TEXT,
+        "vision_config": {**_TOWER, "num_hidden_layers": 2},
+    }
+    images = _pil("idefics3", "Idefics3ImageProcessorPil")(
+        size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
+    )
+    return config, _hf.Idefics3Processor(images, tokenizer, image_seq_len=4)
+
+
+# By name: what makes them, and the tokens that stand around an image in a prompt.
+_FAMILIES: Mapping[str, tuple[Callable[[Any, Tokens], tuple[dict[str, Any], Any]], str, str]] = {
+    "llava": (_llava, "", "\n"),
+    "idefics3": (_idefics3, "", ""),
+}
+_IMAGE_TOKENS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
+
+
+def save(name: str, folder: Path) -> Path:
+    """Writes one of `_FAMILIES`; the same bytes each time. Returns the folder."""
+    make, before, behind = _FAMILIES[name]
+    save_byte_tokenizer(folder)
+    tokenizer = _hf.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_IMAGE_TOKENS)})
+    tokens = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in _IMAGE_TOKENS}
+    settings, processor = make(tokenizer, tokens)
+    config = CONFIG_MAPPING[settings.pop("model_type")].from_dict(settings)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: Any = _hf.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.data = torch.randn(parameter.shape) / max(1, parameter.shape[-1]) ** 0.5
+    # Of random numbers: an answer is as long as it may be.
+    model.generation_config.eos_token_id = EOS_ID
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    template = _TEMPLATE.replace("BEGIN", before).replace("MARKER", "<image>")
+    template = template.replace("END", json.dumps(behind)[1:-1])
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+if __name__ == "__main__":
+    save(sys.argv[1], Path(sys.argv[2]))
