@@ -45,14 +45,16 @@ class Layout:
 class Sight:
     """What an image's span is for the decoder.
 
-    places: [num_rows] int64 on the host, the span's tokens that rows stand for
-    rows:   [1 + num_deep, num_rows, hidden_size]: what is embedded, and what is added behind each
-            of the first layers
+    places:   [num_rows] int64 on the host, the span's tokens that rows stand for
+    rows:     [1 + num_deep, num_rows, hidden_size]: what is embedded, and what is added behind each
+              of the first layers
+    key_ends: [span_len] int64, up to which token of the span each attends; None: to its own
     """
 
     places: Tensor
     rows: Tensor
     layout: Layout
+    key_ends: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,10 @@ class Eyes:
     def facts(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Facts:
         """As an image shows them. Raises as `look`."""
         named = self._handed(span_ids, tensors)
-        masks = named.get(_MASK)
         return Facts(
             num_deep=len(named.get(DEEP) or ()),
             is_turned=_layout(named, len(span_ids)).turns is not None,
-            sees_ahead=any(
-                _shows_later(mask)
-                for mask in (masks.values() if isinstance(masks, Mapping) else [masks])
-            ),
+            sees_ahead=_key_ends(named, len(span_ids)) is not None,
             unserved=tuple(name for name in named.keys() - _KNOWN if _matters(named[name])),
         )
 
@@ -147,7 +145,8 @@ class Eyes:
         places = (span_ids == self.image_token_id).nonzero()[:, 0]
         embedded = named[EMBEDDED][0].index_select(0, places.to(self._device))
         rows = torch.stack([embedded * self._row_scale, *(named.get(DEEP) or ())])
-        return Sight(places, rows, _layout(named, len(span_ids)))
+        span_len = len(span_ids)
+        return Sight(places, rows, _layout(named, span_len), _key_ends(named, span_len))
 
     def layout(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Layout:
         """Of an image's tensors of integers. Raises as `look`."""
@@ -199,12 +198,17 @@ def _layout(named: Mapping[str, Any], span_len: int) -> Layout:
     return Layout(turns, int(turns.max()) + 1)
 
 
-def _shows_later(mask: Tensor | None) -> bool:
-    """Whether a token of a mask [1, heads, num_tokens, num_tokens] attends to a later one."""
-    if mask is None or mask.dim() != 4:
-        return False
-    is_shown = mask if mask.dtype == torch.bool else mask == 0
-    return bool(is_shown.triu(1).any())
+def _key_ends(named: Mapping[str, Any], span_len: int) -> Tensor | None:
+    """By the masks [1, heads, span_len, span_len] of all kinds of layers."""
+    given = named.get(_MASK)
+    masks = given.values() if isinstance(given, Mapping) else [given]
+    own = torch.arange(span_len) + 1
+    ends = own
+    for mask in masks:
+        if mask is not None and mask.dim() == 4:
+            is_seen = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+            ends = torch.maximum(ends, (is_seen.cpu() * own).amax(1))
+    return ends if (ends > own).any() else None
 
 
 def _matters(value: Any) -> bool:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_server.errors import InvalidStep
 from model_server.eyes import Eyes, Layout, Sight
 from model_server.step import ImageRows
 from proto.contract import Image, ImageTensor
@@ -132,6 +133,23 @@ class SequenceImages:
             shift += layout.reach - image.span_len
             turns[:, max(image.stop - start, 0) :] = np.arange(max(image.stop, start), stop) + shift
         return turns
+
+    def key_ends(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        """Up to which position each of tokens [start, stop) attends; None: to its own.
+
+        Raises InvalidStep where an image whose tokens attend to each other does not end by `stop`.
+        """
+        ends = np.arange(start, stop) + 1
+        for index, sight in self._sights.items():
+            image = self._images[index]
+            first, last = max(image.start, start), min(image.stop, stop)
+            if sight.key_ends is None or first >= last:
+                continue
+            own = sight.key_ends[first - image.start : last - image.start].numpy() + image.start
+            if own.max() > stop:
+                raise InvalidStep(f"a chunk ends at {stop}, within an image that sees ahead")
+            ends[first - start : last - start] = own
+        return ends if (ends > np.arange(start, stop) + 1).any() else None
 
     def rows(self, start: int, stop: int) -> ImageRows | None:
         """What stands for tokens [start, stop); None: all of them are of text."""

@@ -52,6 +52,7 @@ class SequenceStep(NamedTuple):
     adapter:    the place of its adapter; None: the model alone
     turns:      [3, len(token_ids)] int64 rotary positions; None: cached_len, cached_len + 1, ...
     images:     what images show of some of the tokens, counted within these
+    key_ends:   [len(token_ids)], up to which position each token attends; None: to its own
     """
 
     token_ids: Sequence[int]
@@ -62,6 +63,7 @@ class SequenceStep(NamedTuple):
     adapter: int | None = None
     turns: npt.NDArray[np.int64] | None = None
     images: "ImageRows | None" = None
+    key_ends: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +122,7 @@ class StepInputs:
     # [3, num_tokens] int64 rotary positions, `positions` the first of them; None: all are alike
     turns: Tensor | None = None
     images: ImageRows | None = None  # of tokens counted within the step; None: all are of text
+    key_ends: Tensor | None = None  # [num_tokens] int32, how many keys each sees; None: to its own
 
     @classmethod
     def build(
@@ -152,7 +155,14 @@ class StepInputs:
         head_rows = _filled(logits_rows, min_tokens)
         states = _states(sequences)
         adapters = _adapters(sequences)
-        positions, turns = _turned(sequences, flat)
+        positions = flat.positions
+        turns: npt.NDArray[np.int64] | None = None
+        images: ImageRows | None = None
+        key_ends: npt.NDArray[np.int32] | None = None
+        if any(each.turns is not None or each.images is not None for each in sequences):
+            positions, turns = _turned(sequences, flat)
+            images = _images(sequences, flat.cu_lens, device)
+            key_ends = _key_ends(sequences, flat.cu_lens)
         arrays: list[npt.NDArray[Any]] = [
             flat.token_ids,
             positions,
@@ -183,7 +193,8 @@ class StepInputs:
             adapters=adapters,
             device_adapters=tensors[-1] if adapters else None,
             turns=None if turns is None else PinnedStaging(device).to_device(turns),
-            images=_images(sequences, flat.cu_lens, device),
+            images=images,
+            key_ends=None if key_ends is None else PinnedStaging(device).to_device(key_ends),
         )
 
     @property
@@ -367,8 +378,6 @@ def _turned(
     sequences: Sequence[SequenceStep], flat: _FlatStep
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Each token's first rotary position, and all three where they differ."""
-    if all(sequence.turns is None for sequence in sequences):
-        return flat.positions, None
     turns = np.repeat(flat.positions[None], 3, axis=0)
     for first, sequence in zip(flat.cu_lens, sequences, strict=False):
         if sequence.turns is not None:
@@ -388,6 +397,19 @@ def _images(
         return None
     places = torch.cat([first + images.places for first, images in found])
     return ImageRows(places.to(device), torch.cat([images.rows for _, images in found], 1))
+
+
+def _key_ends(
+    sequences: Sequence[SequenceStep], cu_lens: Sequence[int]
+) -> npt.NDArray[np.int32] | None:
+    if all(sequence.key_ends is None for sequence in sequences):
+        return None
+    ends = np.empty(cu_lens[-1], np.int32)
+    for first, sequence in zip(cu_lens, sequences, strict=False):
+        end = sequence.cached_len + len(sequence.token_ids)
+        own = np.arange(sequence.cached_len, end) + 1
+        ends[first : first + len(own)] = own if sequence.key_ends is None else sequence.key_ends
+    return ends
 
 
 def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:

@@ -42,6 +42,7 @@ class _Call(ctypes.Structure):
             for name in (
                 *("query", "key", "value", "output", "keys", "values"),
                 *("slots", "cu_query_lens", "context_lens", "block_tables", "sinks"),
+                "key_ends",
             )
         ),
     )
@@ -165,6 +166,7 @@ class CpuOpAttention:
         call.cu_query_lens = step.cu_query_lens.data_ptr()
         call.context_lens = step.device_context_lens.data_ptr()
         call.block_tables = step.block_tables.data_ptr()
+        call.key_ends = None if step.key_ends is None else step.key_ends.data_ptr()
         self._num_blocks = int(step.block_tables.max()) + 1
         self._step = step
 

@@ -436,6 +436,7 @@ class PlannedChunk(NamedTuple):
             adapter,
             images.turns(start, end),
             images.rows(start, end),
+            images.key_ends(start, end),
         )
 
 

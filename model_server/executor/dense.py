@@ -212,11 +212,13 @@ def logits_in_chunks(
     rows = []
     for first, end in pairwise(accumulate(chunk_lens, initial=0)):
         state = StateStep(read_id, write_id) if has_states else None
-        turns = None if images is None else images.turns(first, end)
-        shown = None if images is None else images.rows(first, end)
-        step = SequenceStep(
-            ids[first:end], first, block_ids, end - first, state, turns=turns, images=shown
-        )
+        step = SequenceStep(ids[first:end], first, block_ids, end - first, state)
+        if images is not None:
+            step = step._replace(
+                turns=images.turns(first, end),
+                images=images.rows(first, end),
+                key_ends=images.key_ends(first, end),
+            )
         read_id = write_id
         write_id = 1 - read_id
         inputs = StepInputs.build(

@@ -210,6 +210,7 @@ class DenseCpu:
         if inputs.adapters:
             assert inputs.device_adapters is not None
             step.adapters = inputs.device_adapters.data_ptr()
+        step.key_ends = None if inputs.key_ends is None else inputs.key_ends.data_ptr()
         step.num_rows = step.num_deep = step.num_turned = 0
         is_plain = inputs.images is None and inputs.turns is None
         kept = None if is_plain else self._set_images(step, inputs)

@@ -41,6 +41,7 @@ inline Call call_of(const Layer &layer, const Step &s, int num_threads) {
   call.context_lens = s.context_lens;
   call.block_tables = s.block_tables;
   call.sinks = layer.sinks;
+  call.key_ends = s.key_ends;
   return call;
 }
 

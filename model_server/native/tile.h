@@ -46,6 +46,8 @@ struct Call {
   const int64_t *slots;
   const int32_t *cu_query_lens, *context_lens, *block_tables;
   const float *sinks;  // [num_heads] or null
+  // [num_tokens] up to which key each query sees, within its context; null: to its own.
+  const int32_t *key_ends;
 
   int64_t group() const { return num_heads / num_kv_heads; }
 };
@@ -87,7 +89,9 @@ struct Tile {
     return kv_head * call.group() + (first_row + row) % call.group();
   }
   Interval seen(const Call &call, int64_t row) const {
-    return seen_keys(call, first_position + query(call, row));
+    Interval keys = seen_keys(call, first_position + query(call, row));
+    if (call.key_ends != nullptr) keys.end = call.key_ends[token(call, row)];
+    return keys;
   }
   // The keys that any row sees, and the spans that they lie in.
   Interval keys(const Call &call) const {

@@ -334,22 +334,8 @@ _MODELS: dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Tensor]]]]] =
             for num_rows, tensors in _SMALL_SQUARES
         ],
     ),
-    "paligemma": (
-        {
-            "model_type": "paligemma",
-            "image_token_index": IMAGE_ID,
-            "projection_dim": 64,
-            "text_config": _text("gemma"),
-            "vision_config": _SIGLIP,
-        },
-        [
-            (num_rows, {**tensors, "token_type_ids": torch.zeros(1, num_rows, dtype=torch.long)})
-            for num_rows, tensors in _squares(16, 28)
-        ],
-    ),
 }
-SEEING = tuple(name for name in _MODELS if name not in ("gemma3", "paligemma"))
-BLIND = ("gemma3", "paligemma")
+SEEING = tuple(_MODELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,10 +444,12 @@ def build(name: str) -> SeeingModel:
             config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
     generator = torch.Generator().manual_seed(3)
+    embedding = module.get_input_embeddings()
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter is module.get_input_embeddings().weight:
-            parameter.data = noise
+        if parameter is embedding.weight:
+            # One that is scaled is the head, too: a token would be its own successor.
+            parameter.data = noise * (0.02 if hasattr(embedding, "embed_scale") else 1.0)
         elif parameter.dim() == 1:
             parameter.data = noise * 0.2 + round(float(parameter.detach().mean()))
         else:

@@ -82,6 +82,7 @@ class Driver:
     """Drives a runner whose pool is made. Blocks are handed out in random order.
 
     num_drafts: the most draft tokens of a request in a step
+    sees_ahead: no chunk may end inside of an image
     """
 
     def __init__(
@@ -92,8 +93,11 @@ class Driver:
         seed: int = 0,
         num_drafts: int = 0,
         num_states: int = 0,
+        *,
+        sees_ahead: bool = False,
     ) -> None:
         self.runner = runner
+        self.sees_ahead = sees_ahead
         self.num_drafts = num_drafts
         self.block_size = block_size
         self.free = list(range(num_blocks))
@@ -169,7 +173,7 @@ class Driver:
         live.sort(key=lambda request: (request.uncomputed_len > 1, not request.is_held))
         chunk_lens: dict[int, int] = {}
         for request in live:
-            chunk_lens[request.request_id] = min(request.uncomputed_len, step_tokens)
+            chunk_lens[request.request_id] = self._chunk_len(request, step_tokens)
             step_tokens -= chunk_lens[request.request_id]
         updates = [
             RunningUpdate(request.request_id, self._blocks(request, chunk_len), chunk_len)
@@ -185,6 +189,13 @@ class Driver:
         output = self.runner.step(new, updates)
         self._apply(output, chunk_lens)
         return output
+
+    def _chunk_len(self, request: Request, room: int) -> int:
+        chunk_len = min(request.uncomputed_len, room)
+        for image in request.images if self.sees_ahead else ():
+            if image.start < request.computed_len + chunk_len < image.stop:
+                chunk_len = max(0, image.start - request.computed_len)
+        return chunk_len
 
     def _free(self, request: Request) -> None:
         self.free += request.block_ids
@@ -305,7 +316,15 @@ def driver_of(
 ) -> Driver:
     """A driver of such a runner."""
     runner = warmed_up(model, world)
-    return Driver(runner, NUM_BLOCKS, model.block_size, seed, num_drafts, num_states(model))
+    return Driver(
+        runner,
+        NUM_BLOCKS,
+        model.block_size,
+        seed,
+        num_drafts,
+        num_states(model),
+        sees_ahead=model.sight is not None and model.sight.facts.sees_ahead,
+    )
 
 
 class AheadDriver(Driver):

@@ -20,7 +20,7 @@ from model_server.step import StepInputs
 from processes.addresses import free_port
 from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at
-from tests.model_server import lora_folders
+from tests.model_server import lora_folders, seeing_models
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import (
     NUM_BLOCKS,
@@ -71,6 +71,10 @@ PROMPTS = tuple(
     for index, length in enumerate((5, 41, 1))
 )
 
+# One with three positions and rows behind layers, one with neither; and the images of prompts.
+SEEING = ("llava", "qwen3_vl")
+SHOWN = ((0,), (0, 1), ())
+
 # Outputs of two tokens, so that drafts are right now and then.
 _REPETITIVE = SamplingParams(do_sample=True, seed=7, logit_bias={5: 40.0, 6: 40.0})
 # One token, none, forced tokens behind the first, and an end that the tokens do not show.
@@ -111,6 +115,30 @@ class Mirror:
                 drafting.step(16)
             answers["drafted"] = drafting.outputs
         return answers
+
+
+class _Seeing:
+    """Answers about images, of which each rank looks at each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, world: World) -> dict[str, dict[int, list[int]]]:
+        return {name: self._answers(name, world) for name in SEEING}
+
+    def _answers(self, name: str, world: World) -> dict[int, list[int]]:
+        one = seeing_models.build(name)
+        model = load(self.folder / name, world, noise=one.noise)
+        assert model.sight is not None, model.blind_reason
+        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        for index, shown in enumerate(SHOWN):
+            prompt = one.prompt(*shown)
+            driver.add(index, prompt.token_ids, NUM_NEW, images=prompt.images, ignore_eos=True)
+        for _ in range(6):
+            driver.step(16)
+        driver.preempt(1)
+        driver.run(16)
+        return driver.outputs
 
 
 class _Adapted:
@@ -249,6 +277,12 @@ def _save_undividable(folder: Path) -> Path:
     return folder
 
 
+def _save_seeing(folder: Path) -> Path:
+    for name in SEEING:
+        seeing_models.build(name).save(folder / name)
+    return folder
+
+
 def _adapters(folder: Path, name: str) -> list[Path]:
     shapes = ADAPTED[name]
     found = [folder / f"{name}-{seed}" for seed in range(2)]
@@ -271,6 +305,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
         "listening": _listening_at,
         "adapters": _Adapted(models["llama"], _adapters(folder, "llama")),
         "fused adapters": _Adapted(models["gpt_neox"], _adapters(folder, "gpt_neox")),
+        "images": _Seeing(_save_seeing(folder)),
         # The ranks have left their collectives together, so it may be one of several works.
         "failed": _FailingStep(models["llama"], 0, after_forward=True),
     }
@@ -289,6 +324,18 @@ def test_two_ranks_answer_as_generate_does(
     answers: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> None:
     _require_those_of_generate(answers, name)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_two_ranks_answer_about_images_as_their_class_does(
+    answers: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    first, second = (answer["images"][name] for answer in answers)
+    one = seeing_models.build(name)
+    expected = {index: one.greedy(one.prompt(*shown), NUM_NEW) for index, shown in enumerate(SHOWN)}
+    assert first == expected
+    heads = {index: tokens[:-1] for index, tokens in expected.items()}
+    assert {index: tokens[:-1] for index, tokens in second.items()} == heads
 
 
 @pytest.mark.nightly
