@@ -6,6 +6,7 @@ is read from the mask at the place where a text fails, and told to people in cla
 """
 
 import itertools
+import json
 import string
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from constraints.bitmask import Bitmask, allowed_ids
 from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, EngineFailed
+from constraints.grammars.watching import WatchedLanguage
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
 from constraints.results import Judgement, JudgeResult, SpellingNote
@@ -199,6 +201,9 @@ def judge(
         judgements = tuple(by_value.judge(text) for text in texts)
     else:
         judgements = tuple(judging.judge(text) for text in texts)
+    checked = language.checked_at_close if isinstance(language, WatchedLanguage) else ()
+    if checked:
+        judgements = tuple(map(_explained, judgements, texts, [spec.text] * len(texts)))
     if language.not_enforced:
         judgements = tuple(map(_verified, judgements, texts, [spec.text] * len(texts)))
     written = None
@@ -208,16 +213,37 @@ def judge(
         written = encoded.decode(errors="replace")
         min_len = len(shortest)
     return JudgeResult(
-        written, min_len, judgements, language.dropped_phrases, language.not_enforced
+        written,
+        min_len,
+        judgements,
+        language.dropped_phrases,
+        language.not_enforced,
+        checked,
     )
 
 
 def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
     """The judgement of an accepted text by the full schema, where masks were lenient."""
-    found = violations(schema_text, text) if judgement.accepted else ()
+    found = violations(schema_text, text, MaskFormats()) if judgement.accepted else ()
     if not found:
         return judgement
     return replace(judgement, accepted=False, position=len(text), failure=str(found[0]))
+
+
+def _explained(judgement: Judgement, text: str, schema_text: str) -> Judgement:
+    """The judgement of a refused text, with the reason why a value may not end."""
+    if judgement.accepted or judgement.failure is not None or not _is_json(text):
+        return judgement
+    found = violations(schema_text, text, MaskFormats())
+    return replace(judgement, failure=str(found[0])) if found else judgement
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:

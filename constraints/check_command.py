@@ -105,6 +105,13 @@ class CheckConfig:
         group=Group.CONSTRAINT,
         env=False,
     )
+    closing_checks: bool = setting(
+        False,
+        "judge where a value ends what masks cannot keep of a schema",
+        group=Group.CONSTRAINT,
+        kind=Spelling.SWITCH,
+        env=False,
+    )
     text: tuple[str, ...] = setting(
         (),
         "a text to judge; may be repeated",
@@ -149,8 +156,9 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
         _KINDS[config.type],
         text,
         whitespace,
-        config.lenient,
+        config.lenient or config.closing_checks,
         any_key_order=config.key_order == "any",
+        closing_checks=config.closing_checks,
     )
 
 
@@ -283,6 +291,8 @@ def _about(judged: JudgeResult) -> Text:
         summary.append(f"{judged.shortest!r} ({_tokens(judged.min_len or 0)})")
     for phrase in judged.dropped_phrases:
         summary.append(f"\nends before {phrase!r}, which is cut off the output")
+    for pointer in judged.checked_at_close:
+        summary.append("\nchecked at the close of a value: ", "bold").append(pointer)
     for pointer in judged.not_enforced:
         summary.append("\nnot enforced: ", "bold yellow").append(pointer or "the whole schema")
     return summary

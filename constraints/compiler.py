@@ -23,7 +23,6 @@ from constraints.regex import writing
 from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.schema import json_schema
 from constraints.schema.json_schema import SchemaGrammar
-from constraints.schema.watched import written
 from constraints.spec import ConstraintSpec, Kind, Translation
 from constraints.token_trie import TokenTrie, trie_of
 from constraints.vocabulary import Vocabulary, is_mark, kept_with_vocabulary
@@ -299,7 +298,7 @@ class Compiler:
         schema = json_schema.prepare(spec, limits)
         while True:
             try:
-                watch = written(schema.rewritten.watches, spec.text)
+                watch = schema.watch
                 return _engine_of(watch)(
                     self.vocabulary,
                     schema.text,

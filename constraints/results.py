@@ -80,6 +80,7 @@ class JudgeResult:
     shortest:        the shortest text found, of `min_len` tokens; None: none was found
     dropped_phrases: see `Language`
     not_enforced:    see `CheckResult`
+    checked_at_close: JSON Pointers of what masks do not keep, but is judged where a value ends
     """
 
     shortest: str | None
@@ -87,3 +88,4 @@ class JudgeResult:
     judgements: tuple[Judgement, ...]
     dropped_phrases: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
+    checked_at_close: tuple[str, ...] = ()

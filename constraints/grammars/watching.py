@@ -95,18 +95,21 @@ class Watches:
 
     def __init__(self, text: str) -> None:
         """`text`: as `watch.written` writes it."""
-        places, document = read(text)
-        self.arrays = [place.of_arrays for place in places]
-        self.objects = [place.of_objects for place in places]
-        wanted = [each.schema for place in places for each in place.wanted]
-        judges = {schema: judge_of(document, schema) for schema in wanted}
+        watched = read(text)
+        self.checked_at_close = watched.checked_at_close
+        self.arrays = [place.of_arrays for place in watched.places]
+        self.objects = [place.of_objects for place in watched.places]
+        self.judged = [place.judged for place in watched.places]
+        wanted = [each.schema for place in watched.places for each in place.wanted]
+        schemas = {*wanted, *(each for some in self.judged for each in some)}
+        judges = {schema: judge_of(watched.document, schema) for schema in schemas}
 
-        # Many tokens may end the same item.
+        # Many tokens may end the same value.
         @lru_cache(_MAX_JUDGED)
-        def is_wanted(schema: str, item: bytes) -> bool:
-            return judges[schema](item.decode())
+        def is_instance(schema: str, value: bytes) -> bool:
+            return judges[schema](value.decode())
 
-        self.is_wanted = is_wanted
+        self.is_instance = is_instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,18 @@ class Position:
     start: int = 0
     num_watched: int = 0
 
-    def behind(self, more: bytes) -> "Position | None":
-        """The place behind some more bytes; None: a watch forbids one of them."""
-        reading = _Reading(self, more)
+    def behind(self, more: bytes, *, judges: bool = True) -> "Position | None":
+        """The place behind some more bytes; None: a watch forbids one of them.
+
+        judges: whether values are judged where they end
+        """
+        reading = _Reading(self, more, judges=judges)
         return reading.end() if reading.run() else None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a text that is JSON may end here: a number has no last byte."""
+        return self.mode is not Mode.NUMBER or self.behind(b" ") is not None
 
     @property
     def is_within_item(self) -> bool:
@@ -220,8 +231,9 @@ class Position:
 class _Reading:
     """One piece of text being read."""
 
-    def __init__(self, place: Position, more: bytes) -> None:
+    def __init__(self, place: Position, more: bytes, *, judges: bool) -> None:
         self._watches = place.watches
+        self._judges = judges
         self._text = place.text + more
         self._at = len(place.text)
         self._frames = place.frames
@@ -370,14 +382,15 @@ class _Reading:
 
     def _value_done(self, start: int) -> bool:
         """A value that begins at `start` ends before the present byte."""
-        self._mode = Mode.AFTER
-        if not self._frames or not self._frames[-1].watch.reads_items:
-            return True
         return self._done(self._text[start : self._at])
 
     def _done(self, value: bytes) -> bool:
-        """A value is complete: it is looked at where it is an item of a watched array."""
+        """A value is complete: it is looked at, as an instance or an item of a watched array."""
         self._mode = Mode.AFTER
+        number = self._number_of_value() if self._judges else None
+        for schema in () if number is None else self._watches.judged[number]:
+            if not self._watches.is_instance(schema, value):
+                return False
         frame = self._frames[-1] if self._frames else None
         if frame is None or not frame.watch.reads_items:
             return True
@@ -405,7 +418,7 @@ class _Reading:
         """The frame with this item counted; None: too many of a kind, or too few can follow."""
         watch = frame.watch
         counts = tuple(
-            count + self._watches.is_wanted(each.schema, item)
+            count + self._watches.is_instance(each.schema, item)
             for count, each in zip(frame.counts, watch.wanted, strict=True)
         )
         room = None if watch.longest is None else watch.longest - (frame.number or 0) - 1
@@ -489,6 +502,9 @@ _MAX_TRIED = 48
 # The most places that are looked at for another item, and tokens behind which there may be none.
 _MAX_LOOKS = 64
 _MAX_ENDS = 32
+# Searches under a judge have the limits of one behind so many failures, and dives these: 4 ms each.
+_JUDGED_FAILED = 8
+_JUDGED_STEPS = 12
 _IN_STRING = (Mode.STRING, Mode.IN_KEY)
 _SPACE = b" \t\r\n"
 
@@ -572,6 +588,11 @@ class WatchedLanguage(GrammarLanguage):
 
     may_have_dead_ends = True
 
+    @property
+    def checked_at_close(self) -> tuple[str, ...]:
+        """Pointers of what masks do not keep; a wrong value has no end."""
+        return self._watches.checked_at_close
+
     @cached_property
     def _watches(self) -> Watches:
         return Watches(self.watch)
@@ -596,6 +617,8 @@ class WatchedMatcher(GrammarMatcher):
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens; `max_len` is ignored."""
         super().fill_mask(row)
+        if not self._position.frames and not self.is_complete:
+            clear_bits(row, self._end_ids)
         # What is known of items that begin behind a token: white space makes many of the same.
         known: dict[object, bool] = {}
         tried = self._endings(row)
@@ -634,7 +657,7 @@ class WatchedMatcher(GrammarMatcher):
             after = quoting.afters[number]
             if is_alone[number]:
                 continue
-            behind = position.behind(other + after)
+            behind = position.behind(other + after, judges=False)
             is_legal = behind is not None and behind.has_name_left
             if (within and (b"]" in after or b"}" in after)) or (
                 wanted and (not is_legal or any(each.most is not None for each in wanted))
@@ -646,7 +669,8 @@ class WatchedMatcher(GrammarMatcher):
         return [*ids[is_alone[numbers]].tolist(), *(each for each in same if is_set(row, each))]
 
     def _may_follow(self, token: bytes, known: dict[object, bool]) -> bool:
-        after = self._position.behind(token)
+        # What a judge would say of each token, is said of the one that is drawn.
+        after = self._position.behind(token, judges=False)
         if after is None or after.item is None:
             return after is not None and after.has_name_left
         is_left = after.has_value_left
@@ -671,6 +695,8 @@ class WatchedMatcher(GrammarMatcher):
         ahead = self._bytewise_here()
         if ahead is None:
             return True
+        if self._position.behind(token) is None:
+            return False
         ahead.follow(tuple(token))
         return ahead.has_another(iter(range(_MAX_LOOKS)))
 
@@ -720,6 +746,16 @@ class WatchedMatcher(GrammarMatcher):
         super().advance(token_id)
         self._position = after
 
+    def shortest(
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
+    ) -> tuple[int, ...] | None:
+        """Tokens that complete the text from here, at most `max_len`; None: none found."""
+        if self._position.watches.checked_at_close and self._made:
+            # Many a token leads to where the judge agrees to nothing that a search tries.
+            num_failed = max(num_failed, _JUDGED_FAILED)
+            self._max_dive_steps = _JUDGED_STEPS
+        return super().shortest(max_len, tails, num_failed)
+
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted in sequence."""
         num_legal = super().num_legal(token_ids)
@@ -731,7 +767,15 @@ class WatchedMatcher(GrammarMatcher):
     def _behind(self, token_ids: Sequence[int]) -> Position | None:
         tokens = self._tokens
         known = [tokens[each] for each in token_ids if 0 <= each < len(tokens)]
-        return self._position.behind(b"".join(known))
+        after = self._position.behind(b"".join(known))
+        if after is None or self._end_ids.isdisjoint(token_ids) or after.may_end:
+            return after
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far is in the language."""
+        return super().is_complete and self._position.may_end
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Accept several tokens that are known to be legal."""

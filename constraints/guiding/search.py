@@ -43,7 +43,7 @@ from constraints.guiding.completion import KnownCompletion, TimeLimit, completes
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
-_MAX_STEPS = 400
+MAX_STEPS = 400
 # Of the hints that a dive tries, all together.
 _MAX_TRIED_LEN = 100_000
 _JSON_CLOSERS = (b"}", b"]")
@@ -65,14 +65,16 @@ def dive(
     max_len: int,
     hints: Sequence[bytes],
     before: bytes = b"",
+    max_steps: int = MAX_STEPS,
 ) -> KnownCompletion | None:
     """Tokens that complete the text, at most `max_len`; None: none found this way.
 
-    before: the text so far
+    before:    the text so far
+    max_steps: some 0.15 ms each
     Raises EngineFailed where the engine cannot follow it.
     """
     try:
-        made = _Dive(matcher.fork(), vocabulary, hints).to_the_end(before)
+        made = _Dive(matcher.fork(), vocabulary, hints).to_the_end(before, max_steps)
     except IllegalToken:
         return None
     if made is None:
@@ -92,10 +94,10 @@ class _Dive:
         self._hints = hints
         self._tried_len = 0
 
-    def to_the_end(self, text: bytes) -> KnownCompletion | None:
+    def to_the_end(self, text: bytes, max_steps: int) -> KnownCompletion | None:
         """Tokens that complete `text`."""
         made: list[int] = []
-        for _ in range(_MAX_STEPS):
+        for _ in range(max_steps):
             if self._matcher.is_complete:
                 return tuple(made)
             taken = self._other_item(text) or self._forced() or self._chosen(text)

@@ -5,8 +5,8 @@ Formats are asserted, although newer drafts allow them to be annotations: whoeve
 """
 
 # Enforced by the engine.
-BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "uuid", "uri"))
-# The most characters of formats that the engine allows at any length.
+BY_ENGINE = frozenset(("duration", "hostname", "ipv4", "uuid", "uri"))
+# The most characters of formats whose patterns allow any number.
 MAX_LEN = {"hostname": 253, "email": 254}
 # OpenAPI's formats that concern display or storage, not the text.
 ANNOTATIONS = frozenset(
@@ -59,6 +59,11 @@ _ROOTED = rf"//{_USER}{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*|/(?:{_PCHAR}+(?:/{_PCHA
 _RELATIVE = rf"(?:{_ROOTED}|{_SEGMENT_NZ_NC}(?:/{_PCHAR}*)*)?{_REST}"
 _ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{_ROOTED}|{_PCHAR}+(?:/{_PCHAR}*)*)?{_REST}"
 
+# The engine's domains have parts of any length.
+_ATOM = "[a-zA-Z0-9_!#$%&'*+/=?^`{|}~-]+"
+_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_LITERAL = rf"\[(?:{_BYTE}(?:\.{_BYTE}){{3}}|IPv6:(?:{_IPV6}))\]"
+_EMAIL = rf"{_ATOM}(?:\.{_ATOM})*@(?:{_LABEL}(?:\.{_LABEL})*|{_LITERAL})"
 _BASE64 = r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
 _HEX = "[0-9a-fA-F]"
 
@@ -80,6 +85,7 @@ PATTERNS = {
     # pydantic's and zod's names.
     "base64": _BASE64,
     "base64url": r"(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}(?:==)?|[A-Za-z0-9_-]{3}=?)?",
+    "email": _EMAIL,
     "e164": r"\+[1-9][0-9]{6,14}",
     **{f"uuid{version}": _uuid(version) for version in range(1, 9)},
     "ipv6": _IPV6,

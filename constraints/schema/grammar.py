@@ -42,13 +42,18 @@ def parts(schema: Json) -> Iterator[dict[str, Json]]:
         if not isinstance(each, dict):
             continue
         yield each
-        for key, value in each.items():
-            if key in ("allOf", "anyOf", "oneOf", "prefixItems"):
-                pending.extend(value)
-            elif key in ("properties", "patternProperties"):
-                pending.extend(value.values())
-            elif key in ("additionalProperties", "items"):
-                pending.append(value)
+        pending.extend(inside(each))
+
+
+def inside(schema: dict[str, Json]) -> Iterator[Json]:
+    """The schemas that a rewritten one has directly inside."""
+    for key, value in schema.items():
+        if key in ("allOf", "anyOf", "oneOf", "prefixItems"):
+            yield from value
+        elif key in ("properties", "patternProperties"):
+            yield from value.values()
+        elif key in ("additionalProperties", "items"):
+            yield value
 
 
 def _mentioned(schema: Json) -> list[str]:

@@ -23,13 +23,14 @@ from constraints.errors import (
     TooComplex,
     minimal_unsat_core,
 )
+from constraints.schema.closing_checks import judge_at_close
 from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
 from constraints.schema.grammar import grammar_of, may_respell_keys, parts, prune
 from constraints.schema.place import NOT_WATCHED, WATCH
 from constraints.schema.reading import Json, at, below, keys_below, read
 from constraints.schema.rewriting import Rewritten, close_narrow_ranges, rewrite
-from constraints.schema.watched import Watch, bound, watches_of
+from constraints.schema.watched import Watch, Watched, bound, watches_of
 from constraints.spec import ConstraintSpec, Whitespace
 
 _MAX_SHOWN = 200
@@ -319,6 +320,14 @@ class SchemaGrammar:
         """The schema that the grammar was written from."""
         return self._locator.rewritten
 
+    @property
+    def watch(self) -> str:
+        """What a `WatchedLanguage` watches."""
+        rewritten = self.rewritten
+        needed = any(each.wanted or each.judged for each in rewritten.watches)
+        document = json.dumps(rewritten.document) if needed else ""
+        return Watched(rewritten.watches, document, rewritten.checked_at_close).written()
+
     def explain(self, message: str) -> ConstraintError:
         """The error for a message of the engine, with a pointer into the schema if one is found."""
         return self._locator.error(message)
@@ -356,6 +365,15 @@ def prepare(spec: ConstraintSpec, limits: Limits) -> SchemaGrammar:
         _watch_keys(rewritten, watches=watches)
     if watches:
         rewritten.watches = _watches(rewritten, lenient=spec.lenient)
+    if watches and spec.closing_checks and rewritten.given_up:
+        rewritten.checked_at_close = judge_at_close(rewritten)
+        rewritten.not_enforced = [
+            each for each in rewritten.not_enforced if each not in rewritten.checked_at_close
+        ]
+        # With those that judge, and without what they judge instead.
+        rewritten.watches = watches_of(
+            rewritten.root, rewritten.definitions, lambda schema, keyword: None
+        )
     if spec.any_key_order:
         _unorder(rewritten, locator)
     return _written(rewritten, spec.whitespace, locator)
@@ -378,7 +396,13 @@ def of_its_type(document: Json) -> Rewritten:
     """A schema of which no more is enforced than the type of the whole."""
     type_ = document.get("type") if isinstance(document, dict) else None
     rewritten = rewrite({} if type_ is None else {"type": type_})
-    return replace(rewritten, document=document, not_enforced=[""])
+    return replace(
+        rewritten,
+        document=document,
+        not_enforced=[""],
+        given_up=[""],
+        sources=[(rewritten.root, "", document)],
+    )
 
 
 def _written(
@@ -437,7 +461,7 @@ def _watches(rewritten: Rewritten, *, lenient: bool) -> tuple[Watch, ...]:
         pointer = below(rewritten.origins.get(id(schema), ""), keyword)
         if not lenient:
             raise NotEnforced(f"{pointer}: {NOT_WATCHED}", pointer)
-        rewritten.not_enforced.append(pointer)
+        rewritten.give_up(pointer)
 
     return watches_of(rewritten.root, rewritten.definitions, refuse)
 
@@ -479,7 +503,10 @@ def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
             inner = part.pop(key)
             if key == "oneOf":
                 part.setdefault("allOf", []).append({"anyOf": inner})
-            rewritten.not_enforced.append(below(pointer, key))
+            if key == "patternProperties":
+                # They are no others.
+                part.pop("additionalProperties", None)
+            rewritten.give_up(below(pointer, key))
 
 
 # In the order of how often they fail; if none is present the whole part is dropped.

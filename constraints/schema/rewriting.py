@@ -211,7 +211,10 @@ class Rewritten:
 
     document:     as written
     root:         the schema, referring to `definitions` as `#/$defs/<name>`
-    not_enforced: pointers of what was dropped
+    not_enforced: pointers of what was dropped, or has no meaning that is known
+    given_up:     those of them that assert something
+    sources:      schemas of the result, with their pointers and what was read there
+    checked_at_close: pointers of what is judged where a value ends
     origins:      the pointer that each schema of the result came from, by its id()
     needs_u:      pointers of strings that JSON can only write with \\u
     watches:      what is watched beside the engine
@@ -223,7 +226,14 @@ class Rewritten:
     not_enforced: list[str]
     origins: dict[int, str] = field(repr=False)
     needs_u: list[str]
+    given_up: list[str] = field(default_factory=list)
+    sources: list[tuple[dict[str, Json], str, Json]] = field(default_factory=list, repr=False)
     watches: tuple[Watch, ...] = ()
+    checked_at_close: tuple[str, ...] = ()
+
+    def give_up(self, pointer: str) -> None:
+        self.given_up.append(pointer)
+        self.not_enforced.append(pointer)
 
 
 def _whole(pattern: str) -> str:
@@ -270,6 +280,8 @@ class _Rewriter:
         self._pending: list[str] = []
         self._num_schemas = 0
         self._not_enforced: list[str] = []
+        self._given_up: list[str] = []
+        self._sources: list[tuple[dict[str, Json], str, Json]] = []
         self._origins: dict[int, str] = {}
         self._needs_u: list[str] = []
         # Whether a part is only being checked for errors.
@@ -303,6 +315,8 @@ class _Rewriter:
             list(dict.fromkeys(self._not_enforced)),
             self._origins,
             self._needs_u,
+            self._given_up,
+            self._sources,
         )
 
     def refuse(self, pointer: str, reason: str) -> None:
@@ -312,6 +326,7 @@ class _Rewriter:
         if not self._lenient:
             raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
         self._not_enforced.append(pointer)
+        self._given_up.append(pointer)
 
     def note(self, pointer: str) -> None:
         """Records what asserts nothing that is known, and so is not enforced."""
@@ -325,12 +340,13 @@ class _Rewriter:
             raise TooComplex(f"the schema has more than {_MAX_SCHEMAS} schemas in it")
         if isinstance(value, bool):
             return value
+        raw = value
         value = self._references.draft(pointer).read(value)
         self._check_keywords(value, pointer)
         if is_nullable(value):
             value, has_alternative = bare(value)
             if has_alternative:
-                return {"anyOf": [self.schema(value, pointer), NULL]}
+                return self._made({"anyOf": [self.schema(value, pointer), NULL]}, pointer, raw)
         value = self._with_listed_arrays(value, pointer)
         out: dict[str, Json] = {}
         also: list[Json] = []
@@ -339,7 +355,12 @@ class _Rewriter:
         if also:
             out["allOf"] = [*out.get("allOf", ()), *also]
         put_patterns_last(out)
+        return self._made(out, pointer, raw)
+
+    def _made(self, out: dict[str, Json], pointer: str, raw: Json) -> Json:
         self._origins[id(out)] = pointer
+        if not self._is_probing:
+            self._sources.append((out, pointer, raw))
         return out
 
     def _with_listed_arrays(self, value: dict[str, Json], pointer: str) -> dict[str, Json]:
@@ -384,7 +405,7 @@ class _Rewriter:
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
             known = intended_assertion(keyword)
-            if known is not None:
+            if known is not None and not self._lenient:
                 self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
             else:
                 self.note(place)

@@ -119,6 +119,9 @@ def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
 
 def _format(place: Place, value: Json, pointer: str) -> None:
     types = place.schema.get("type")
+    if value in formats.MAX_LEN:
+        longest = {"maxLength": formats.MAX_LEN[value]}
+        place.also.append(longest | ({"type": types} if types else {}))
     if value in formats.PATTERNS:
         pattern = f"^(?:{formats.PATTERNS[value]})$"
         if "pattern" in place.schema:
@@ -127,9 +130,6 @@ def _format(place: Place, value: Json, pointer: str) -> None:
             place.out["pattern"] = pattern
     elif value in formats.BY_ENGINE:
         place.out["format"] = value
-        if value in formats.MAX_LEN:
-            longest = {"maxLength": formats.MAX_LEN[value]}
-            place.also.append(longest | ({"type": types} if types else {}))
     elif value in formats.RANGES:
         _integer_format(place, value, pointer)
     elif value not in formats.ANNOTATIONS and "pattern" not in place.schema:

@@ -62,6 +62,7 @@ class Watch:
     rest:           that of all other members
     prefix:         the places of the first items
     items:          that of all other items
+    judged:         what a value has to be an instance of, in JSON
     """
 
     differ: bool = False
@@ -78,6 +79,7 @@ class Watch:
     rest: int | None = None
     prefix: tuple[int | None, ...] = ()
     items: int | None = None
+    judged: tuple[str, ...] = ()
 
     @property
     def is_watched(self) -> bool:
@@ -125,27 +127,42 @@ class Watch:
         return self.prefix[index] if index < len(self.prefix) else self.items
 
 
-def written(places: tuple[Watch, ...], document: str) -> str:
-    """The places as text; "" for none. `document`: the schema, as JSON."""
-    if not places:
-        return ""
-    needed = document if any(place.wanted for place in places) else ""
-    return json.dumps({"document": needed, "places": [asdict(place) for place in places]})
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """All that is watched under a schema.
+
+    document:         the schema, as JSON, where its parts are needed
+    checked_at_close: pointers of what is judged where a value ends
+    """
+
+    places: tuple[Watch, ...]
+    document: str
+    checked_at_close: tuple[str, ...] = ()
+
+    def written(self) -> str:
+        """As text; "" where nothing is watched."""
+        return json.dumps(asdict(self)) if self.places else ""
 
 
-def read(text: str) -> tuple[tuple[Watch, ...], str]:
-    """The places that `written` wrote, and their document."""
+def read(text: str) -> Watched:
+    """What `Watched.written` wrote."""
     found = json.loads(text)
-    return tuple(map(_place, found["places"])), found["document"]
+    places = tuple(map(_place, found["places"]))
+    return Watched(places, found["document"], tuple(found["checked_at_close"]))
 
 
 def _place(fields: dict[str, Any]) -> Watch:
-    lists = {key: tuple(fields[key]) for key in ("values", "names", "required", "prefix")}
+    lists = {key: tuple(fields[key]) for key in _LISTS}
     wanted = tuple(Wanted(*each) for each in fields["wanted"])
     return Watch(**{**fields, **lists, "wanted": wanted, "supply": Supply(fields["supply"])})
 
 
+_LISTS = ("values", "names", "required", "prefix", "judged")
 _CONTAINERS = frozenset(("array", "object"))
+# Marks a schema, as it is written, whose instances are judged where they end.
+JUDGED = "judged"
+# What a schema applies to for certain that is not an option of a choice.
+_ALL = _CONTAINERS | {"scalar"}
 _NO_OBJECTS = ("null", "boolean", "number", "string", "array")
 _OF_OBJECTS = frozenset(("properties", "required", "additionalProperties", "patternProperties"))
 _UNCERTAIN: frozenset[str] = frozenset()
@@ -168,7 +185,7 @@ def watches_of(
 ) -> tuple[Watch, ...]:
     """What is watched; nothing at all: (). `refuse` is told a schema and its keyword."""
     finding = _Finding(definitions, refuse)
-    finding.place([(root, _CONTAINERS)])
+    finding.place([(root, _ALL)])
     return tuple(finding.found)
 
 
@@ -180,7 +197,7 @@ class _Finding:
         self._definitions = definitions
         self._refuse = refuse
         self._numbers: dict[frozenset[tuple[int, frozenset[str]]], int] = {}
-        self._watching = _watching(definitions)
+        self._watching = watching_definitions(definitions)
         self._is_watching: dict[int, bool] = {}
 
     def place(self, said: Iterable[_Said]) -> int | None:
@@ -222,6 +239,11 @@ class _Finding:
             rest=self._others(objects),
             prefix=tuple(self._first_items(arrays)),
             items=self._items(arrays),
+            judged=tuple(
+                json.dumps(schema[WATCH][JUDGED])
+                for schema, certain in flat
+                if JUDGED in schema.get(WATCH, ()) and certain == _ALL
+            ),
         )
         return number
 
@@ -241,6 +263,7 @@ class _Finding:
                 types = [self._types(option, 0) for option in options]
                 for index, option in enumerate(options):
                     others = frozenset().union(*types[:index], *types[index + 1 :])
+                    others |= {"scalar"} if len(options) > 1 else set()
                     todo.append((option, certain - others))
 
     def _types(self, schema: Json, depth: int) -> frozenset[str]:
@@ -259,7 +282,7 @@ class _Finding:
     def _watches(self, schema: Json) -> bool:
         """Whether something is watched at the schema's instances or below."""
         if id(schema) not in self._is_watching:
-            self._is_watching[id(schema)] = _mentions(schema, self._watching)
+            self._is_watching[id(schema)] = mentions(schema, self._watching)
         return self._is_watching[id(schema)]
 
     def _of_keyword(self, keyword: str, schemas: list[_Certain]) -> list[Json]:
@@ -407,7 +430,7 @@ def _has_one_spelling(value: Json) -> bool:
 
 
 def _said(inside: tuple[Json, bool], is_certain: bool) -> _Said:
-    return inside[0], _CONTAINERS if inside[1] and is_certain else _UNCERTAIN
+    return inside[0], _ALL if inside[1] and is_certain else _UNCERTAIN
 
 
 def _of_member(schema: Json, name: str) -> Iterator[tuple[Json, bool]]:
@@ -447,18 +470,21 @@ def _num_of_type(name: str, schema: dict[str, Json]) -> int | None:
     return len(_LISTED[name]) if name in _LISTED else None
 
 
-def _watching(definitions: dict[str, Json]) -> set[str]:
+def watching_definitions(definitions: dict[str, Json], keyword: str = "") -> set[str]:
     """The definitions in which something is watched, or in one that they refer to."""
     found: set[str] = set()
     while True:
-        more = {name for name, each in definitions.items() if _mentions(each, found)} - found
+        more = {name for name in definitions if mentions(definitions[name], found, keyword)}
+        more -= found
         if not more:
             return found
         found |= more
 
 
-def _mentions(schema: Json, watching: set[str]) -> bool:
+def mentions(schema: Json, watching: set[str], keyword: str = "") -> bool:
+    """Whether something is watched, or a keyword, in a schema or in one of some definitions."""
     return any(
-        WATCH in part or part.get("$ref", "").rpartition("/")[2] in watching
+        (WATCH in part and (not keyword or keyword in part[WATCH]))
+        or part.get("$ref", "").rpartition("/")[2] in watching
         for part in parts(schema)
     )

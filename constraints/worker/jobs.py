@@ -91,6 +91,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "lenient": job.spec.lenient,
         "is_part": job.spec.is_part,
         "any_key_order": job.spec.any_key_order,
+        "closing_checks": job.spec.closing_checks,
     }
     if isinstance(job, Verify):
         return {"spec": spec, "finished": job.text}
@@ -116,6 +117,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
         fields["spec"]["lenient"],
         fields["spec"]["is_part"],
         fields["spec"]["any_key_order"],
+        fields["spec"]["closing_checks"],
     )
     if "finished" in fields:
         return Verify(spec, fields["finished"])
@@ -144,6 +146,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "judgements": [astuple(each) for each in answer.judgements],
                 "dropped": list(answer.dropped_phrases),
                 "not_enforced": list(answer.not_enforced),
+                "checked_at_close": list(answer.checked_at_close),
             }
         case VerifyResult():
             return {"violations": list(answer.violations)}
@@ -182,6 +185,7 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
             judgements,
             dropped_phrases=tuple(fields["dropped"]),
             not_enforced=tuple(fields["not_enforced"]),
+            checked_at_close=tuple(fields["checked_at_close"]),
         )
     return CheckResult(
         min_len=fields["min_len"],

@@ -13,7 +13,7 @@ from constraints.check import judge
 from constraints.errors import ConstraintError, EngineFailed, TooComplex
 from constraints.matcher import Language
 from constraints.results import CheckResult, VerifyResult
-from constraints.schema.validation import violations
+from constraints.schema.validation import MaskFormats, violations
 from constraints.spec import MAX_SENT_CHARS, Budget, ConstraintSpec, Translation
 from constraints.vocabulary import Vocabulary
 from constraints.worker import zygote
@@ -103,7 +103,7 @@ class Work:
 
     def _answer(self, job: Job) -> Answer:
         if isinstance(job, Verify):
-            return VerifyResult(tuple(map(str, violations(job.spec.text, job.text))))
+            return VerifyResult(tuple(map(str, violations(job.spec.text, job.text, MaskFormats()))))
         started_s = time.process_time()
         language = self._compiler.compile(job.spec)
         if not isinstance(job, Check):

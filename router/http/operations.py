@@ -75,12 +75,13 @@ class JudgedText(AnswerModel):
 
 class ConstraintCheckResponse(AnswerModel):
     """A grammar that can be kept. `shortest`: the shortest text that was found under it.
-    `not_enforced`: JSON Pointers of what `lenient` leaves out. `dropped_phrases`: what ends an
-    output and is cut off it."""
+    `not_enforced`: JSON Pointers of what `lenient` leaves out; `checked_at_close`: of what is
+    judged where a value ends. `dropped_phrases`: what ends an output and is cut off it."""
 
     shortest: str | None
     shortest_tokens: int | None
     not_enforced: list[str]
+    checked_at_close: list[str]
     dropped_phrases: list[str]
     results: list[JudgedText]
 
@@ -144,6 +145,7 @@ def _answer(texts: list[str], judged: JudgeResult) -> dict[str, object]:
         "shortest": judged.shortest,
         "shortest_tokens": judged.min_len,
         "not_enforced": list(judged.not_enforced),
+        "checked_at_close": list(judged.checked_at_close),
         "dropped_phrases": list(judged.dropped_phrases),
         "results": [
             judgement.as_object(text)

@@ -450,6 +450,7 @@ _OPTIONS_SCHEMA = {
     "whitespace": {"enum": [*_SPACES, None]},
     "lenient": {"type": ["boolean", "null"]},
     "key_order": {"enum": [*KEY_ORDERS, None]},
+    "closing_checks": {"type": ["boolean", "null"]},
     "on_budget": {"enum": [*CUTS, None]},
 }
 _GRAMMAR_SCHEMA = {
@@ -488,10 +489,11 @@ def _options(value: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (whitespace := value.get("whitespace")) is not None:
         found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
-    if (lenient := value.get("lenient")) is not None:
-        if not isinstance(lenient, bool):
-            raise WrongPart("must have true or false for `lenient`", lenient)
-        found["lenient"] = lenient
+    for name in ("lenient", "closing_checks"):
+        if (switch := value.get(name)) is not None:
+            if not isinstance(switch, bool):
+                raise WrongPart(f"must have true or false for `{name}`", switch)
+            found[name] = switch
     if (order := value.get("key_order")) is not None:
         found["any_key_order"] = KEY_ORDERS[_one_of("key_order", order, tuple(KEY_ORDERS))]
     if (on_budget := value.get("on_budget")) is not None:

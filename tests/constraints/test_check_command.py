@@ -127,6 +127,16 @@ def test_keys_may_be_in_any_order() -> None:
     assert "an instance" not in check(*asked, "--key-order", "any").stdout
 
 
+def test_what_is_checked_at_the_close_of_a_value_is_named() -> None:
+    schema = '{"type": "array", "items": {"type": "number", "not": {"type": "integer"}}}'
+    asked = ("--type", "json", "--closing-checks", "--constraint", schema)
+    said = check(*asked, "--text", "[0.5, 5]")
+    assert said.returncode == 1
+    assert "checked at the close of a value: /items/not" in said.stdout
+    assert "not enforced" not in said.stdout
+    assert check(*asked, "--text", "[0.5]").returncode == 0
+
+
 def test_a_text_is_judged_by_the_whole_of_a_lenient_schema() -> None:
     schema = '{"type": "array", "anyOf": [{"uniqueItems": true}, {"maxItems": 1}]}'
     said = check("--type", "json", "--lenient", "--constraint", schema, "--text", "[1,1]")

@@ -6,6 +6,7 @@ from typing import Any
 
 from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, NotEnforced
+from constraints.grammars.watching import WatchedLanguage
 from tests.constraints.grammars.rig import of_schema
 
 FOLDER = Path(__file__).parent
@@ -37,9 +38,17 @@ def verdicts_of(schemas: dict[str, Any]) -> dict[str, str]:
 
 
 def _verdict(schema: Any) -> str:
-    """`taken`, `noted` with the pointers of its notes, or `refused` with the error and pointer."""
+    """`taken`, `noted` with the pointers of its notes, or `refused` with the error and pointer.
+
+    Behind the last one what closing checks say: `checked`, with the pointers of what is judged.
+    """
     language = compiled(schema)
     if isinstance(language, GrammarLanguage):
         return " ".join(("noted", *language.not_enforced)) if language.not_enforced else "taken"
     pointer = language.pointer if isinstance(language, NotEnforced) else None
-    return " ".join(("refused", type(language).__name__, *([pointer] if pointer else [])))
+    refused = " ".join(("refused", type(language).__name__, *([pointer] if pointer else [])))
+    checked = compiled(schema, lenient=True, closing_checks=True)
+    if not isinstance(checked, WatchedLanguage):
+        return refused
+    noted = (", noted", *checked.not_enforced) if checked.not_enforced else ()
+    return " ".join((f"{refused}, checked", *checked.checked_at_close, *noted))

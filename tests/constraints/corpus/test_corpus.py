@@ -16,6 +16,7 @@ import pytest
 
 from constraints.engine import GrammarLanguage
 from constraints.errors import Contradiction, NotEnforced, TooComplex
+from constraints.grammars.watching import WatchedLanguage
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from tests.constraints.cases import demo_vocabulary, drawn, language_of, needed_len, text_of
@@ -33,6 +34,7 @@ VERDICTS = {
     line.partition(": ")[0]: line for line in (FOLDER / "verdicts.txt").read_text().splitlines()
 }
 ENFORCED = [name for name, line in VERDICTS.items() if ": refused" not in line]
+CHECKED = [name for name, line in VERDICTS.items() if ", checked" in line]
 # Python's `re` knows no properties of characters.
 JUDGED = [name for name in ENFORCED if r"\\p{" not in json.dumps(SCHEMAS[name])]
 _NUM_DRAWN = 8
@@ -79,6 +81,19 @@ def test_instances_are_accepted_and_near_misses_are_not(name: str) -> None:
     language = compiled(SCHEMAS[name])
     assert isinstance(language, GrammarLanguage)
     compare(language, Judge(SCHEMAS[name]), values_of(SCHEMAS[name], language, random.Random(name)))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_with_closing_checks_wrong_values_have_no_end(name: str) -> None:
+    language = compiled(SCHEMAS[name], lenient=True, closing_checks=True)
+    assert isinstance(language, WatchedLanguage)
+    draw = random.Random(name)
+    compare(language, Judge(SCHEMAS[name]), values_of(SCHEMAS[name], language, draw))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_with_closing_checks_answers_are_instances_within_their_budgets(name: str) -> None:
+    answers_are_instances(name, 4, lenient=True, closing_checks=True)
 
 
 @pytest.mark.parametrize("name", parted(JUDGED, 40))
@@ -140,6 +155,9 @@ def test_random_values_are_accepted_as_instances_of_random_schemas(seed: str) ->
         compare(language, judge, values, strict)
     else:
         assert isinstance(language, NotEnforced | TooComplex)
+        checked = compiled(schema, lenient=True, closing_checks=True)
+        if isinstance(checked, WatchedLanguage) and not checked.not_enforced:
+            compare(checked, judge, [*others, *values_of(schema, checked, draw)], strict)
 
 
 def compare(
@@ -171,12 +189,16 @@ def values_of(schema: Any, language: GrammarLanguage, draw: random.Random) -> li
 
 @pytest.mark.parametrize("name", parted(JUDGED, 40))
 def test_an_answer_of_a_random_model_is_an_instance_within_its_budget(name: str) -> None:
+    answers_are_instances(name, 1)
+
+
+def answers_are_instances(name: str, times: int, **how: Any) -> None:
     vocabulary = demo_vocabulary()
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(SCHEMAS[name]))
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(SCHEMAS[name]), **how)
     judge = Judge(SCHEMAS[name])
     rng = random.Random(name)
     least = needed_len(spec, vocabulary)
-    for budget in (least, least + 40, least + 120):
+    for budget in (least, least + 40, least + 120) * times:
         state = OutputConstraintState(
             language_of(spec, vocabulary), vocabulary, Budget(budget), StopRule()
         )

@@ -190,6 +190,14 @@ async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(
     assert "is not valid under any of the given schemas" in broken["error"]
     assert not other["accepted"]
     assert "error" not in other
+    body["grammar"] = {"type": "json", "value": value, "closing_checks": True}
+    answer = (await judge.post("/constraints/check", json=body)).json()
+    assert answer["checked_at_close"] == ["/anyOf/0/contains", "/anyOf/1/contains"]
+    assert answer["not_enforced"] == []
+    kept, broken, other = answer["results"]
+    assert kept["accepted"]
+    assert broken["position"] == 2
+    assert "is not valid under any of the given schemas" in broken["error"]
 
 
 @pytest.mark.parametrize(

@@ -496,6 +496,10 @@ JSON = '{"type":"object","properties":{"a":{"type":"integer"}}}'
             {"type": "json", "value": SCHEMA, "key_order": "any"},
             ConstraintSpec(Kind.JSON_SCHEMA, JSON, any_key_order=True),
         ),
+        (
+            {"type": "json", "value": SCHEMA, "closing_checks": True},
+            ConstraintSpec(Kind.JSON_SCHEMA, JSON, lenient=True, closing_checks=True),
+        ),
     ],
 )
 async def test_a_grammar_is_checked_and_then_asked_of_the_shard(
@@ -576,6 +580,7 @@ MALFORMED_GRAMMARS: list[tuple[Any, ...]] = [
     ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
     ({"type": "json", "value": {}, "key_order": "none"}, "must have one of `schema`, `any` for"),
     ({"type": "regex", "value": "a", "key_order": "any"}, "`key_order` is said of JSON"),
+    ({"type": "json", "value": {}, "closing_checks": "no"}, "true or false for `closing_checks`"),
 ]
 
 

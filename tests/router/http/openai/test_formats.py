@@ -101,6 +101,21 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
         {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]?"}},
         json_of(TEXT, COMPACT),
     ),
+    *(
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": SCHEMA, "strict": strict},
+                    "closing_checks": True,
+                }
+            },
+            replace(
+                json_of(TEXT, lenient=not strict, closing_checks=not strict), may_relax=not strict
+            ),
+        )
+        for strict in (True, False)
+    ),
     ({"guided_json": SCHEMA}, json_of(TEXT)),
     ({"guided_json": SCHEMA, "guided_whitespace_pattern": r"\s*"}, json_of(TEXT)),
     ({"guided_json": SCHEMA, "guided_decoding_backend": "outlines"}, json_of(TEXT)),

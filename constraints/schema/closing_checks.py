@@ -1,0 +1,73 @@
+"""What masks cannot keep of a schema is judged where a value ends: a wrong one has no end.
+
+{"properties": {"n": {"not": {"type": "integer"}}}}   ->  the schema of "n" is judged, as a whole
+{"anyOf": [{"properties": {"n": {"not": ...}}}, ...]}  ->  that of the choice
+
+The engine does not know which option of a choice holds, so what is given up in an option is judged
+by the schema that has the choice.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+
+from constraints.schema.grammar import inside, parts
+from constraints.schema.place import WATCH
+from constraints.schema.reading import Json, at
+from constraints.schema.rewriting import Rewritten
+from constraints.schema.watched import JUDGED, mentions, watching_definitions
+
+
+def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:
+    """Mark the schemas that judge for what was given up; returns the pointers of that."""
+    schemas = (rewritten.root, *rewritten.definitions.values())
+    used = {id(part) for schema in schemas for part in parts(schema)}
+    # Not those that stand for the opposite of what is written there, and the like.
+    sources: defaultdict[str, list[dict[str, Json]]] = defaultdict(list)
+    raws: dict[int, Json] = {}
+    for part, pointer, raw in rewritten.sources:
+        with suppress(KeyError):
+            if id(part) in used and at(rewritten.document, pointer) is raw:
+                sources[pointer].append(part)
+                raws[id(part)] = raw
+    if not isinstance(rewritten.root, dict) or "" not in sources:
+        return ()
+
+    def mark(part: dict[str, Json]) -> None:
+        part.setdefault(WATCH, {})[JUDGED] = raws[id(part)]
+
+    for keyword in rewritten.given_up:
+        pointer = keyword.rpartition("/")[0]
+        while pointer not in sources:
+            pointer = pointer.rpartition("/")[0]
+        for part in sources[pointer]:
+            mark(part)
+    choices = [found for each in schemas for found in _choices(each, rewritten.root, raws)]
+    is_new = True
+    while is_new:
+        is_new = False
+        watching = watching_definitions(rewritten.definitions, JUDGED)
+        for owner, options in choices:
+            is_marked = JUDGED in owner.get(WATCH, ())
+            if not is_marked and any(mentions(each, watching, JUDGED) for each in options):
+                mark(owner)
+                is_new = True
+    return tuple(dict.fromkeys(rewritten.given_up))
+
+
+def _choices(
+    schema: Json, owner: dict[str, Json], raws: dict[int, Json]
+) -> Iterator[tuple[dict[str, Json], list[Json]]]:
+    """The options of each choice, with the innermost schema as written that has it."""
+    if not isinstance(schema, dict):
+        return
+    if id(schema) in raws:
+        owner = schema
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            yield owner, schema[key]
+    if "patternProperties" in schema:
+        rest = schema.get("additionalProperties", True)
+        yield owner, [rest, *schema["patternProperties"].values()]
+    for each in inside(schema):
+        yield from _choices(each, owner, raws)

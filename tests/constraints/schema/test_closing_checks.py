@@ -1,0 +1,112 @@
+"""What masks cannot keep is judged where a value ends; which schema judges what."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from constraints.errors import NotEnforced
+from constraints.grammars.watching import WatchedLanguage
+from constraints.output_constraint import OutputConstraintState
+from constraints.schema.validation import violations
+from constraints.schema.watched import read
+from constraints.spec import Budget, ConstraintSpec, Kind
+from tests.constraints.cases import demo_vocabulary, drawn, language_of, text_of
+from tests.constraints.grammars.rig import accepts, of_schema
+
+FRACTION: dict[str, Any] = {"type": "number", "not": {"type": "integer"}}
+DATE: dict[str, Any] = {"format": "date"}
+SHARE: dict[str, Any] = {"type": "object", "properties": {"n": FRACTION}, "required": ["n"]}
+
+
+def closing(schema: Any, **how: Any) -> WatchedLanguage:
+    language = of_schema(schema, lenient=True, closing_checks=True, **how)
+    assert isinstance(language, WatchedLanguage)
+    return language
+
+
+def judges_of(language: WatchedLanguage) -> list[Any]:
+    return [json.loads(each) for place in read(language.watch).places for each in place.judged]
+
+
+@pytest.mark.parametrize(
+    ("schema", "judges"),
+    [
+        (FRACTION, [FRACTION]),
+        (SHARE, [FRACTION]),
+        ({"type": "array", "items": SHARE}, [FRACTION]),
+        ({"$ref": "#/$defs/s", "$defs": {"s": SHARE}}, [FRACTION]),
+        ({"anyOf": [FRACTION, {"minimum": 1}]}, [{"anyOf": [FRACTION, {"minimum": 1}]}]),
+        ({"type": "array", "items": {"oneOf": [SHARE]}}, [FRACTION, {"oneOf": [SHARE]}]),
+        ({"patternProperties": {"^x": FRACTION}}, [{"patternProperties": {"^x": FRACTION}}]),
+        # What stands below `not` is no schema of the value: the one that has the `not` judges.
+        ({"not": {"properties": {"n": DATE}}}, [{"not": {"properties": {"n": DATE}}}]),
+    ],
+)
+def test_the_innermost_schema_that_surely_applies_judges(schema: Any, judges: list[Any]) -> None:
+    assert sorted(map(str, judges_of(closing(schema)))) == sorted(map(str, judges))
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (FRACTION, ["0.5", "1e-2"], ["5", "1.0"]),
+        (SHARE, ['{"n": 0.5}'], ['{"n": 5}', '{"n": 5, "m": 1}']),
+        ({"not": {"const": {"a": 1}}}, ['{"a": 2}', "[]"], ['{"a": 1}']),
+        ({"not": {"enum": [[True], "ab"]}, "minLength": 1}, ['"a"', "[false]"], ["[true]", '"ab"']),
+        ({"type": "string", "not": {"format": "date"}}, ['"2024-13-01"'], ['"2024-12-01"']),
+        ({"type": ["boolean", "null"], "not": {"enum": [True, []]}}, ["false", "null"], ["true"]),
+    ],
+)
+def test_a_wrong_value_has_no_end(schema: Any, right: list[str], wrong: list[str]) -> None:
+    language = closing(schema)
+    assert [text for text in (*right, *wrong) if accepts(language, text)] == right
+
+
+def test_what_is_judged_is_not_reported_as_not_enforced() -> None:
+    language = closing({**SHARE, "x-note": 1})
+    assert language.checked_at_close == ("/properties/n/not",)
+    assert language.not_enforced == ("/x-note",)
+
+
+def test_a_misspelt_keyword_is_not_judged_since_the_judge_does_not_know_it() -> None:
+    language = closing({**SHARE, "maxPropertis": 1})
+    assert language.checked_at_close == ("/properties/n/not",)
+    assert language.not_enforced == ("/maxPropertis",)
+
+
+def test_what_cannot_be_followed_is_left_to_the_end() -> None:
+    language = closing({"type": "object", "properties": {"a": {"$ref": "https://example.com/a"}}})
+    assert accepts(language, '{"a": 1}')
+
+
+def test_within_a_grammar_nothing_is_judged() -> None:
+    language = of_schema(FRACTION, lenient=True, closing_checks=True, is_part=True)
+    assert not isinstance(language, WatchedLanguage)
+    assert language.not_enforced == ("/not",)
+
+
+def test_keys_that_a_choice_requires_may_come_in_any_order() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}},
+        "anyOf": [{"required": ["a", "b"]}, {"required": ["c"]}],
+    }
+    with pytest.raises(NotEnforced):
+        of_schema(schema, any_key_order=True)
+    language = closing(schema, any_key_order=True)
+    assert accepts(language, '{"b": 2, "a": 1}')
+    assert accepts(language, '{"c": 3, "a": 1}')
+    assert not accepts(language, '{"b": 2}')
+
+
+@pytest.mark.parametrize("budget", [3, 30])
+def test_an_output_is_led_to_a_value_that_the_judge_takes(budget: int) -> None:
+    vocabulary = demo_vocabulary()
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(FRACTION), lenient=True, closing_checks=True)
+    for seed in range(8):
+        state = OutputConstraintState(language_of(spec, vocabulary), vocabulary, Budget(budget))
+        tokens = drawn(state, vocabulary, budget, random.Random(seed))
+        assert len(tokens) <= budget
+        assert violations(spec.text, text_of(tokens, vocabulary)) == ()
