@@ -13,9 +13,18 @@ TandemError
     ServerFailed            an accepted request failed; `is_retryable`: it may succeed later
 """
 
+import copyreg
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
+
+
+def _frozen(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+# Python pickles no mapping that is frozen; results and errors have them.
+copyreg.pickle(MappingProxyType, lambda frozen: (_frozen, (dict(frozen),)))
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -24,12 +33,8 @@ class TandemError(Exception):
     """The root. All of them can be sent to other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python would make them of their messages alone, and pickles no mapping that is frozen.
-        state = {
-            name: dict(value) if isinstance(value, MappingProxyType) else value
-            for name, value in self.__dict__.items()
-        }
-        return _remade, (type(self), self.args, state)
+        # Python would make them of their messages alone.
+        return _remade, (type(self), self.args, self.__dict__)
 
 
 def _remade(kind: type[TandemError], args: tuple[Any, ...], state: Mapping[str, Any]) -> object:

@@ -14,15 +14,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.decoding import (
-    Asker,
-    AtHole,
-    Rejected,
-    Start,
-    Trace,
-    TraceEnd,
-    gather_or_cancel,
-)
+from client.query.running.decoding import Rejected, TraceEnd, gather_or_cancel
+from client.query.running.request_sender import RequestSender
+from client.query.running.traces import AtHole, Start, Trace
 
 
 @dataclass(slots=True)
@@ -63,8 +57,8 @@ class HoleAttempt:
 class BacktrackingDecoder:
     """Owner of the path of one trace."""
 
-    def __init__(self, asker: Asker, tries: int) -> None:
-        self._asker = asker
+    def __init__(self, sender: RequestSender, tries: int) -> None:
+        self._sender = sender
         self._tries = tries
         self._path: list[HoleAttempt] = []
         self._num_back = 0
@@ -90,7 +84,7 @@ class BacktrackingDecoder:
             try:
                 at = attempt.again()
                 attempt.num_asked += 1
-                answer = await self._asker.fill(at)
+                answer = await self._sender.fill(at)
             except Unsatisfiable as error:
                 self._path.pop()
                 self._backtrack(error)
@@ -167,9 +161,9 @@ def _why_no_more(error: QueryError, cause: QueryError) -> str:
     return f"; {error.message}" if is_new else ""
 
 
-async def decode_trace(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
+async def decode_trace(start: Start, index: int, sender: RequestSender, tries: int) -> TraceEnd:
     """Decode trace `index` to its end."""
-    return await BacktrackingDecoder(asker, tries).to_end(await _started(start, index))
+    return await BacktrackingDecoder(sender, tries).to_end(await _started(start, index))
 
 
 async def _started(start: Start, index: int) -> Trace:
@@ -201,14 +195,14 @@ class IndependentTraces:
     num_traces: int = 1
     tries: int = 10
 
-    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
+    async def decode(self, start: Start, sender: RequestSender) -> Sequence[TraceEnd]:
         """All traces, in the order of their seeds."""
         left = iter(range(self.num_traces))
         made: dict[int, TraceEnd] = {}
 
         async def decode_remaining() -> None:
             for index in left:
-                made[index] = await decode_trace(start, index, asker, self.tries)
+                made[index] = await decode_trace(start, index, sender, self.tries)
 
         await gather_or_cancel(
             decode_remaining() for _ in range(min(self.num_traces, _MAX_CONCURRENT))

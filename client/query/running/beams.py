@@ -20,16 +20,9 @@ from dataclasses import dataclass
 from client.calls import BeamHole, BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.backtracking import no_tries_left
-from client.query.running.decoding import (
-    Asker,
-    AtHole,
-    HoleAnswer,
-    Rejected,
-    Start,
-    Trace,
-    TraceEnd,
-    gather_or_cancel,
-)
+from client.query.running.decoding import HoleAnswer, Rejected, TraceEnd, gather_or_cancel
+from client.query.running.request_sender import RequestSender
+from client.query.running.traces import AtHole, Start, Trace
 
 # Errors that end a branch but not the search: no text is possible, or a check fails.
 DEAD = (Unsatisfiable, Rejected, NotSatisfied)
@@ -76,7 +69,7 @@ AnyBranch = Branch | FinishedBranch
 
 
 async def branch_after(
-    trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0
+    trace: Trace, sender: RequestSender, logprob: float = 0.0, num_tokens: int = 0
 ) -> AnyBranch:
     """The branch of a trace; fills holes of distributions first.
 
@@ -85,17 +78,17 @@ async def branch_after(
     while not isinstance(trace, TraceEnd):
         if trace.score_call is None:
             return Branch(at=trace, logprob=logprob, num_tokens=num_tokens)
-        answer = await asker.fill(trace)
+        answer = await sender.fill(trace)
         logprob += answer.logprob
         num_tokens += answer.num_tokens
         trace = await trace.answered(answer)
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
-async def advance(branch: Branch, text: str, asker: Asker) -> AnyBranch:
+async def advance(branch: Branch, text: str, sender: RequestSender) -> AnyBranch:
     """The branch behind a hole with this text. Raises the errors in DEAD."""
     trace = await branch.at.answered(branch.filled(text))
-    return await branch_after(trace, asker, branch.logprob, branch.num_tokens)
+    return await branch_after(trace, sender, branch.logprob, branch.num_tokens)
 
 
 # Conversions for calls
@@ -149,13 +142,13 @@ class Beam:
     early_stopping: EarlyStopping = False
     max_len: int | None = None
 
-    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
+    async def decode(self, start: Start, sender: RequestSender) -> Sequence[TraceEnd]:
         """Fewer than n if the program has no more traces. Raises like argmax if it has none."""
-        search = _Search(self, asker)
+        search = _Search(self, sender)
         found = await search.run(start)
         if found is None:
             # A hole was not the last one after all: let the server stop at every hole.
-            found = await _Search(self, asker, trusts_last=False).run(start)
+            found = await _Search(self, sender, trusts_last=False).run(start)
         assert found is not None, "traces that ended by their programs have ended"
         return found
 
@@ -177,9 +170,9 @@ class _Scored:
 class _Search:
     """Owner of one search's traces and their waiting runs."""
 
-    def __init__(self, beam: Beam, asker: Asker, *, trusts_last: bool = True) -> None:
+    def __init__(self, beam: Beam, sender: RequestSender, *, trusts_last: bool = True) -> None:
         self._beam = beam
-        self._asker = asker
+        self._sender = sender
         self._trusts_last = trusts_last
         self._active: list[Branch] = []
         # Holes with a run that may be waiting.
@@ -191,7 +184,7 @@ class _Search:
     async def run(self, start: Start) -> Sequence[TraceEnd] | None:
         """The results. None: a program did not end behind its supposedly last hole."""
         try:
-            self._keep(self._track(await branch_after(await start(0), self._asker)))
+            self._keep(self._track(await branch_after(await start(0), self._sender)))
         except DEAD as error:
             self._failure = error
         while self._active:
@@ -205,7 +198,7 @@ class _Search:
     async def _go_on(self) -> None:
         """Send one request and process its answer."""
         ats = distinct_holes(self._active)
-        answer, failures = await self._asker.search(ats, self._call(ats))
+        answer, failures = await self._sender.search(ats, self._call(ats))
         for failure in failures:
             self._failure = failure
         for state in answer.ended:
@@ -294,7 +287,7 @@ class _Search:
         if not state.is_ended:
             return branch
         try:
-            return self._track(await advance(branch, state.text, self._asker))
+            return self._track(await advance(branch, state.text, self._sender))
         except DEAD as error:
             self._failure = error
             return None

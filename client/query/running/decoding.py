@@ -1,49 +1,16 @@
-r"""The interface between decoders and runs of programs.
-
-A trace is a value: the log of the finished holes. It is at a hole or has ended. It is immutable:
-answering a hole returns the trace behind it. So a trace may be stored, answered twice (a fork) or
-answered again after a failure (backtracking); if necessary the program's body is run again with the
-known answers.
-
-    start(0) -> AtHole -> answered(text) -> AtHole -> answered(text) -> TraceEnd
-                   \-> answered(other text) -> ...
-
-All requests go through an Asker, which records them.
-"""
+"""What decoders work with: options, answers of holes, the ends of traces."""
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from client.calls import Answer, BeamsAnswer, BeamsCall, GenerateCall, ScoreCall, Scored, Scores
-from client.query.conditions.planner import HolePlan
+from client.calls import Scored
 from client.query.errors import Place, QueryError, Source
-from client.query.program import Hole
 from client.query.running.transcript import PromptParts
 from client.sampling import Sampling
-
-
-class Pickled:
-    """A base class for frozen dataclasses with keyword arguments."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        frozen = {
-            name: dict(value)
-            for name, value in values.items()
-            if isinstance(value, MappingProxyType)
-        }
-        return _made, (type(self), {**values, **frozen}, tuple(frozen))
-
-
-def _made(kind: type[Any], values: Mapping[str, Any], frozen: tuple[str, ...]) -> object:
-    return kind(**{**values, **{name: MappingProxyType(values[name]) for name in frozen}})
-
 
 T = TypeVar("T")
 
@@ -80,7 +47,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(Pickled):
+class Choice:
     """The distribution of a hole over its support: log-probabilities by value.
 
     `plain`: from sums over tokens, `normalised`: from means per token; both are normalised over the
@@ -125,91 +92,6 @@ class Rejected(QueryError):
         self.value = value
 
 
-class AtHole(Protocol):
-    """A trace that waits for the text of a hole."""
-
-    @property
-    def index(self) -> int:
-        """The number under which the trace was started."""
-        ...
-
-    @property
-    def hole(self) -> Hole: ...
-
-    @property
-    def query(self) -> str:
-        """The name of the program with the hole."""
-        ...
-
-    @property
-    def source(self) -> Source:
-        """The source of the program with the hole."""
-        ...
-
-    @property
-    def plan(self) -> HolePlan:
-        """The plan made from its conditions."""
-        ...
-
-    @property
-    def call(self) -> GenerateCall:
-        """The one request that fills the hole: prompt, constraint, stops, budget, sampling, seed.
-
-        Not for a distribution.
-        """
-        ...
-
-    @property
-    def score_call(self) -> ScoreCall | None:
-        """For a distribution, the one request that scores its support; else None."""
-        ...
-
-    @property
-    def prompt_parts(self) -> PromptParts:
-        """The prompt so far."""
-        ...
-
-    @property
-    def has_outer_conditions(self) -> bool:
-        """Whether conditions mention the hole that this nested query fills."""
-        ...
-
-    @property
-    def is_last(self) -> bool:
-        """Whether every text that its call allows ends the trace."""
-        ...
-
-    @property
-    def finished(self) -> Sequence[FinishedHole]:
-        """The log: all earlier holes in order."""
-        ...
-
-    @property
-    def logprob(self) -> float:
-        """The sum over all finished holes."""
-        ...
-
-    async def answered(self, answer: HoleAnswer) -> "Trace":
-        """The trace behind this hole: at the next one, or at its end.
-
-        Raises Rejected if a check fails on the text, Unsatisfiable if the next hole's `where` is
-        impossible behind it, ProgramFailed if the program's own code raises. May be called again
-        with another answer.
-        """
-        ...
-
-    def refusing(self, texts: Sequence[str]) -> "AtHole":
-        """The same hole without these texts. Raises Unsatisfiable if no text is left."""
-        ...
-
-    async def close(self) -> None:
-        """End the body's run, and wait for its end.
-
-        The trace stays usable: it is replayed when needed.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEnd:
     """A trace whose body has returned: number, log, return value and prompt.
@@ -227,42 +109,6 @@ class TraceEnd:
     def logprob(self) -> float:
         """The sum over all holes."""
         return sum(hole.answer.logprob for hole in self.finished)
-
-
-Trace: TypeAlias = AtHole | TraceEnd
-
-
-class Asker(Protocol):
-    """Sends the requests of traces, and records requests, usage and partial states.
-
-    Raises the errors of `client.errors`; a refused constraint becomes an Unsatisfiable at the hole.
-    """
-
-    async def generate(self, at: AtHole, call: GenerateCall) -> Answer: ...
-
-    async def score(self, at: AtHole, call: ScoreCall) -> Scores: ...
-
-    async def search(
-        self, ats: Sequence[AtHole], call: BeamsCall
-    ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
-        """One request for beams at these holes; also returns the errors of dropped ones."""
-        ...
-
-    async def fill(self, at: AtHole) -> HoleAnswer:
-        """Send the hole's request (`call`, or `score_call` for a distribution)."""
-        ...
-
-
-# Starts trace i with a new run of the body.
-Start: TypeAlias = Callable[[int], Coroutine[Any, Any, Trace]]
-
-
-class Decoder(Protocol):
-    """A decoding algorithm. Frozen; has no state between runs."""
-
-    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
-        """One or more traces, best first if they are ranked."""
-        ...
 
 
 def choice_of(values: Sequence[str], scored: Sequence[Scored]) -> Choice:

@@ -1,4 +1,4 @@
-"""The Asker of a run: sends the requests of traces, records them, and reports states."""
+"""Sends the requests of a run's traces, records them, and reports states."""
 
 import asyncio
 import re
@@ -22,8 +22,9 @@ from client.calls import (
 from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
 from client.query.conditions.operators import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.decoding import AtHole, HoleAnswer, chosen
+from client.query.running.decoding import HoleAnswer, chosen
 from client.query.running.results import CallFile, Request, RequestLog, Result, State
+from client.query.running.traces import AtHole
 from client.query.running.transcript import PromptPart, PromptParts, spans_of, text_of
 
 OnState = Callable[[State], None]
@@ -40,7 +41,10 @@ _HOLE = re.compile(r"holes\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSender:
-    """An Asker. `model_name`: sent with every call; `on_state`: called for every token."""
+    """Sends all requests of a run; a refused constraint is raised as Unsatisfiable at its hole.
+
+    `model_name`: sent with every call; `on_state`: called for every token.
+    """
 
     model: Model
     request_log: RequestLog

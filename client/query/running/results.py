@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Generic, Self, TypeVar
 
 from client.calls import Constraint, Message, Usage
-from client.query.running.decoding import Choice, Pickled
+from client.query.running.decoding import Choice
 from client.query.running.transcript import Span
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Pickled, Generic[ValueT_co]):
+class Result(Generic[ValueT_co]):
     """One finished trace of a program.
 
     prompt:        the whole text with filled holes; turns of a chat begin with their tags

@@ -1,4 +1,9 @@
-"""Traces as values: a log, and the hole or the end behind it. See `decoding.py`.
+r"""Traces as values: a log, and the hole or the end behind it.
+
+    start(0) -> AtHole -> answered(text) -> AtHole -> answered(text) -> TraceEnd
+                   \-> answered(other text) -> ...
+
+So a trace may be stored, answered twice (a fork) or answered again after a failure (backtracking).
 
 A trace at a hole keeps its suspended run. The first answer resumes that run; every further one
 replays the log. So argmax runs a body once, and a fork costs one replay without requests.
@@ -12,11 +17,11 @@ HoleAnswer -> LogEntry, or Rejected
 """
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from client.calls import GenerateCall, ScoreCall
 from client.query.conditions.bounds import conjuncts_of, names_of
@@ -31,7 +36,6 @@ from client.query.running.decoding import (
     HoleAnswer,
     Options,
     Rejected,
-    Trace,
     TraceEnd,
     gather_or_cancel,
 )
@@ -413,7 +417,7 @@ class Traces:
         self._enter = enter
         self._runs: set[Execution] = set()
 
-    async def start(self, index: int) -> Trace:
+    async def start(self, index: int) -> "Trace":
         """Start a new run of the body."""
         run, context = self._begin(index, ())
         async with self._closed_on_failure(run):
@@ -441,7 +445,7 @@ class Traces:
 
     async def resume(
         self, suspended: SuspendedExecution, entry: LogEntry, index: int, log: Log
-    ) -> Trace:
+    ) -> "Trace":
         """Fill the hole of a run; returns the trace behind it."""
         async with self._closed_on_failure(suspended.run):
             suspended.run.fill(entry)
@@ -467,11 +471,11 @@ class Traces:
         job = self._job
         return await job.program.body(context, *job.arguments, **job.keywords)
 
-    async def _next(self, run: Execution, context: CallContext, index: int, log: Log) -> Trace:
+    async def _next(self, run: Execution, context: CallContext, index: int, log: Log) -> "Trace":
         reached = await self._reached(run)
         if reached is not None:
             suspended = SuspendedExecution(run, context, reached)
-            return WaitingTrace(self, index, log, reached, (), [suspended])
+            return AtHole(self, index, log, reached, (), [suspended])
         self._runs.discard(run)
         variables = {name: value.value for name, value in context.values.items()}
         return TraceEnd(
@@ -497,8 +501,17 @@ class Traces:
             return await run.next_hole()
 
 
-class WaitingTrace:
-    """A trace at a hole. `suspended_runs`: the run that waits there, until an answer resumes it."""
+class AtHole:
+    """A trace that waits for the text of a hole.
+
+    index:           the number under which the trace was started
+    query, source:   of the program with the hole
+    call:            the one request that fills the hole; not for a distribution
+    score_call:      for a distribution, the one request that scores its support; else None
+    has_outer_conditions: conditions mention the hole that this nested query fills
+    is_last:         every text that its call allows ends the trace
+    suspended_runs:  the run that waits there, until an answer resumes it
+    """
 
     def __init__(
         self,
@@ -526,19 +539,28 @@ class WaitingTrace:
 
     @property
     def finished(self) -> Sequence[FinishedHole]:
+        """The log: all earlier holes in order."""
         return tuple(entry.finished for entry in self._log)
 
     @property
     def logprob(self) -> float:
+        """The sum over all finished holes."""
         return sum(entry.finished.answer.logprob for entry in self._log)
 
-    def refusing(self, texts: Sequence[str]) -> "WaitingTrace":
+    def refusing(self, texts: Sequence[str]) -> "AtHole":
+        """The same hole without these texts. Raises Unsatisfiable if no text is left."""
         refused = (*self._refused, *texts)
-        return WaitingTrace(
+        return AtHole(
             self._traces, self.index, self._log, self._reached, refused, self._suspended_runs
         )
 
-    async def answered(self, answer: HoleAnswer) -> Trace:
+    async def answered(self, answer: HoleAnswer) -> "Trace":
+        """The trace behind this hole: at the next one, or at its end.
+
+        Raises Rejected if a check fails on the text, Unsatisfiable if the next hole's `where` is
+        impossible behind it, ProgramFailed if the program's own code raises. May be called again
+        with another answer.
+        """
         suspended, plan = await self._suspended_here()
         try:
             entry = entry_of(suspended.reached, plan, answer)
@@ -551,6 +573,7 @@ class WaitingTrace:
         return await self._traces.resume(suspended, entry, self.index, self._log)
 
     async def close(self) -> None:
+        """End the body's run, and wait for its end; the trace is replayed when needed."""
         runs = [suspended.run for suspended in self._suspended_runs]
         self._suspended_runs.clear()
         await self._traces.end(*runs)
@@ -568,3 +591,8 @@ class WaitingTrace:
         return suspended, self._traces.at(suspended.reached, self.index, self._log, self._refused)[
             0
         ]
+
+
+Trace: TypeAlias = AtHole | TraceEnd
+# Starts trace i with a new run of the body.
+Start: TypeAlias = Callable[[int], Coroutine[Any, Any, Trace]]
