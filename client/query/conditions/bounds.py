@@ -196,8 +196,8 @@ class _Digits:
     fraction: str
 
 
-def numerals_related(relation: str, bound: Decimal, *, decimals: bool) -> str:
-    """The pattern of numerals with `value relation bound`; only integers unless `decimals`.
+def numerals_related(relation: str, bound: Decimal) -> str:
+    """The pattern of numerals with `value relation bound`.
 
     relation: <, <=, ==, !=, >=, >
     """
@@ -209,12 +209,12 @@ def numerals_related(relation: str, bound: Decimal, *, decimals: bool) -> str:
         ">=": (">", "=="),
         ">": (">",),
     }[relation]
-    return _any(piece for part in parts for piece in _signed(part, bound, decimals))
+    return _any(piece for part in parts for piece in _signed(part, bound))
 
 
-def numerals_among(bounds: Iterable[Decimal], *, decimals: bool) -> str:
+def numerals_among(bounds: Iterable[Decimal]) -> str:
     """The pattern of numerals whose value is one of these."""
-    return _any(piece for bound in bounds for piece in _signed("==", bound, decimals))
+    return _any(piece for bound in bounds for piece in _signed("==", bound))
 
 
 def _any(patterns: Iterable[str]) -> str:
@@ -223,18 +223,17 @@ def _any(patterns: Iterable[str]) -> str:
     return f"(?:{listed})" if listed else r"[^\s\S]"
 
 
-def _signed(relation: str, bound: Decimal, decimals: bool) -> list[str]:
+def _signed(relation: str, bound: Decimal) -> list[str]:
     digits = _digits(bound)
-    rest = _FRACTION if decimals else ""
-    anything = f"[0-9]+{rest}"
+    anything = f"[0-9]+{_FRACTION}"
     if relation == "==":
         sign = "-?" if not bound else "-" if bound < 0 else ""
-        return [sign + piece for piece in _equal_to(digits, decimals)]
+        return [sign + piece for piece in _equal_to(digits)]
     is_towards_zero = bound > 0 if relation == "<" else bound < 0
     sign, other = ("", "-") if relation == ">" else ("-", "")
     if is_towards_zero:
-        return [sign + anything, *(other + piece for piece in _less(digits, decimals))]
-    return [sign + piece for piece in _greater(digits, decimals)]
+        return [sign + anything, *(other + piece for piece in _less(digits))]
+    return [sign + piece for piece in _greater(digits)]
 
 
 _FRACTION = r"(?:\.[0-9]+)?"
@@ -245,14 +244,14 @@ def _digits(bound: Decimal) -> _Digits:
     return _Digits(whole.lstrip("0"), fraction.rstrip("0"))
 
 
-def _equal_to(bound: _Digits, decimals: bool) -> list[str]:
+def _equal_to(bound: _Digits) -> list[str]:
     whole = f"0*{bound.whole}" if bound.whole else "0+"
     if bound.fraction:
-        return [rf"{whole}\.{bound.fraction}0*"] if decimals else []
-    return [whole + (r"(?:\.0+)?" if decimals else "")]
+        return [rf"{whole}\.{bound.fraction}0*"]
+    return [whole + r"(?:\.0+)?"]
 
 
-def _less(bound: _Digits, decimals: bool) -> list[str]:
+def _less(bound: _Digits) -> list[str]:
     """Unsigned numerals below a positive bound."""
     pieces = []
     if bound.whole:
@@ -264,15 +263,14 @@ def _less(bound: _Digits, decimals: bool) -> list[str]:
                 lowest = 1 if index == 0 else 0
                 after = len(bound.whole) - index - 1
                 pieces.append(f"0*{bound.whole[:index]}[{lowest}-{below}]{_any_digits(after)}")
-    rest = _FRACTION if decimals else ""
-    pieces = [piece + rest for piece in pieces]
+    pieces = [piece + _FRACTION for piece in pieces]
     if bound.fraction:
         whole = f"0*{bound.whole}" if bound.whole else "0+"
-        pieces.append(whole + (_fraction_below(bound.fraction) if decimals else ""))
+        pieces.append(whole + _fraction_below(bound.fraction))
     return pieces
 
 
-def _greater(bound: _Digits, decimals: bool) -> list[str]:
+def _greater(bound: _Digits) -> list[str]:
     """Unsigned numerals above a bound that is not negative."""
     longer = len(bound.whole)
     pieces = [f"0*[1-9][0-9]{{{longer},}}"]
@@ -280,8 +278,6 @@ def _greater(bound: _Digits, decimals: bool) -> list[str]:
         if digit != "9":
             after = _any_digits(longer - index - 1)
             pieces.append(f"0*{bound.whole[:index]}[{int(digit) + 1}-9]{after}")
-    if not decimals:
-        return pieces
     whole = f"0*{bound.whole}" if bound.whole else "0+"
     return [*(piece + _FRACTION for piece in pieces), whole + _fraction_above(bound.fraction)]
 
@@ -337,13 +333,13 @@ def decimal(relation: str, constant: object, place: Place) -> Expression:
         _require_number(bare(constant), "float(X)", place)
         number = exact_number(constant)
         if number.is_finite():
-            return Matches(numerals_related(relation, number, decimals=True))
+            return Matches(numerals_related(relation, number))
         return _beyond(relation, number, IsFloat())
     numbers = _numbers(bare(constant))
     if relation not in ("in", "not in") or numbers is None:
         what = "float(X) is a number, compared with numbers"
         raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
-    found = Matches(numerals_among(map(exact_number, numbers), decimals=True))
+    found = Matches(numerals_among(map(exact_number, numbers)))
     return found if relation == "in" else And((IsFloat(), opposite(found)))
 
 
@@ -371,7 +367,7 @@ def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
     if abs(whole) <= MAX_BOUND:
         return Compare(measure, Relation(relation), whole)
     if is_int:
-        return Matches(numerals_related(relation, Decimal(whole), decimals=False))
+        return And((IsInt(), Matches(numerals_related(relation, Decimal(whole)))))
     return Constant(relation in ("<", "<=", "!="))
 
 
@@ -398,7 +394,7 @@ def _among(measure: Measure, numbers: range | list[object]) -> Expression:
     bounds = [exact_number(number) for number in numbers]
     if measure is Measure.INT and len(bounds) > 1:
         finite = (bound for bound in bounds if bound.is_finite())
-        return Matches(numerals_among(finite, decimals=False))
+        return And((IsInt(), Matches(numerals_among(finite))))
     return any_of(_bounded(measure, "==", bound) for bound in bounds)
 
 

@@ -131,7 +131,7 @@ def _anything_but(kind: HoleKind, texts: tuple[str, ...]) -> where.Expression:
     """Excludes the texts; for decimals their values: "0.5" and "0.50" are equal."""
     if kind.name == FLOAT.name:
         values = sorted({Decimal(text) for text in texts})
-        return where.Not(where.Matches(numerals_among(values, decimals=True)))
+        return where.Not(where.Matches(numerals_among(values)))
     return where.Not(where.OneOf(texts))
 
 

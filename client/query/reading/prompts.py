@@ -36,62 +36,27 @@ _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
 _QUOTES = re.compile(r"'''|\"\"\"|'|\"")
 
 
-class EmbeddedCode:
-    """The characters of one prompt, read as code. Immutable."""
-
-    def __init__(self, value: Fragment) -> None:
-        self._chars = value.code
-        self._offsets = value.offsets
-
-    def find(self, index: int, signs: str, end: int | None = None) -> int | None:
-        """The first of some signs outside of brackets and strings of Python code.
-
-        Quotes with a backslash may delimit the code's strings, or be part of them.
-        """
-        stop = len(self._chars) if end is None else end
-        found = self._found(index, signs, stop, skips_escaped=False)
-        if found is None:
-            found = self._found(index, signs, stop, skips_escaped=True)
-        return found
-
-    def _found(self, index: int, signs: str, stop: int, *, skips_escaped: bool) -> int | None:
-        closing: list[str] = []
-        while index < stop:
-            char = self._chars[index]
-            quotes = _QUOTES.match(self._chars, index, stop)
-            if quotes and not (skips_escaped and self._is_escaped(index)):
-                behind = self._behind_string(quotes[0], index, stop, skips_escaped)
-                if behind is None:
-                    return None
-                index = behind
-                continue
-            if not closing and char in signs and not self._is_inequality(index):
-                return index
-            if char in _CLOSED_BY:
-                closing.append(_CLOSED_BY[char])
-            elif closing and char == closing[-1]:
-                closing.pop()
-            index += 1
-        return None
-
-    def _is_escaped(self, index: int) -> bool:
-        return self._offsets[index + 1] - self._offsets[index] > 1
-
-    def _is_inequality(self, index: int) -> bool:
-        return self._chars[index : index + 2] == "!="
-
-    def _behind_string(self, quotes: str, index: int, stop: int, skips_escaped: bool) -> int | None:
-        index += len(quotes)
-        while index < stop:
-            if self._chars[index] == "\\":
-                index += 2
-            elif skips_escaped and self._is_escaped(index):
-                index += 1
-            elif self._chars.startswith(quotes, index):
-                return index + len(quotes)
-            else:
-                index += 1
-        return None
+def _end_of_code(chars: str, index: int, signs: str, end: int | None = None) -> int | None:
+    """The first of some signs outside of brackets and strings of Python code."""
+    stop = len(chars) if end is None else end
+    closing: list[str] = []
+    while index < stop:
+        char = chars[index]
+        if quotes := _QUOTES.match(chars, index, stop):
+            string = re.compile(rf"(?:\\.|(?!{quotes[0]}).)*{quotes[0]}", re.DOTALL)
+            found = string.match(chars, quotes.end(), stop)
+            if found is None:
+                return None
+            index = found.end()
+            continue
+        if not closing and char in signs and chars[index : index + 2] != "!=":
+            return index
+        if char in _CLOSED_BY:
+            closing.append(_CLOSED_BY[char])
+        elif closing and char == closing[-1]:
+            closing.pop()
+        index += 1
+    return None
 
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -152,7 +117,6 @@ class _Reader:
         self._text = text
         self._chars = value.code
         self._offsets = value.offsets
-        self._code = EmbeddedCode(value)
         self._parts: list[TemplatePart] = []
         self._words: list[str] = []
         self._words_start = 0
@@ -194,7 +158,7 @@ class _Reader:
     # Braces
 
     def _brace(self, start: int) -> int:
-        end = self._code.find(start + 1, "}")
+        end = self._find(start + 1, "}")
         if end is None:
             raise self._bad(
                 "'{' opens a value that is recalled and never closes; write '{{' for the sign",
@@ -217,7 +181,7 @@ class _Reader:
 
     def _recall(self, start: int) -> tuple[Recall, int]:
         """`{code=!r:spec}` and the index behind it."""
-        end = self._code.find(start + 1, "}!:")
+        end = self._find(start + 1, "}!:")
         if end is None:
             raise self._bad("'{' is never closed", start, start + 1)
         code_end = end
@@ -269,13 +233,13 @@ class _Reader:
     # Holes
 
     def _hole(self, start: int) -> int:
-        end = self._code.find(start + 1, "]")
+        end = self._find(start + 1, "]")
         if end is None:
             raise self._bad(
                 "'[' opens a hole that is never closed; write '[[' for the sign", start, start + 1
             )
         decorators, index = self._decorators(start + 1, end)
-        colon = self._code.find(index, ":", end)
+        colon = self._find(index, ":", end)
         name = self._chars[index : end if colon is None else colon].strip()
         self._check_name(name, start, end + 1)
         kind = None
@@ -299,7 +263,7 @@ class _Reader:
                 raise self._bad("behind '@' comes the name of a function", index, index + 1)
             stop = match.end()
             if self._chars[stop : stop + 1] == "(":
-                closing = self._code.find(stop + 1, ")", end)
+                closing = self._find(stop + 1, ")", end)
                 if closing is None:
                     raise self._bad("'(' is never closed", stop, stop + 1)
                 stop = closing + 1
@@ -325,6 +289,9 @@ class _Reader:
             raise self._bad(f"the name '{name}' is taken", start, stop)
 
     # Parts of the text
+
+    def _find(self, index: int, signs: str, end: int | None = None) -> int | None:
+        return _end_of_code(self._chars, index, signs, end)
 
     def _fragment(self, start: int, end: int) -> Fragment:
         return Fragment(self._chars[start:end], self._offsets[start : end + 1])
