@@ -1,5 +1,7 @@
 """Keywords of types, values, numbers and strings."""
 
+from math import lcm
+
 from constraints.errors import Malformed, NotEnforced
 from constraints.regex.look_around import conjuncts
 from constraints.regex.writing import between
@@ -90,8 +92,25 @@ def _multiple_of(place: Place, value: Json, pointer: str) -> None:
     digits = repr(value).removesuffix(".0")
     if "e" in digits or len(digits.replace(".", "").strip("0")) > 4 or len(digits) > 9:
         place.rewriter.refuse(pointer, f"a step of {value} has too many digits to be enforced")
-    else:
+        return
+    # The engine wants all decimals of the step, and takes no negative number in bounds whose last
+    # one is 0: so a multiple of 0.25 may be one of 0.5 as well.
+    steps = [value, *_coarser(digits)]
+    if len(steps) == 1:
         place.out["multipleOf"] = value
+        return
+    types = place.schema.get("type")
+    typed = {"type": types} if types else {}
+    place.also.append({"anyOf": [{**typed, "multipleOf": each} for each in steps]})
+
+
+def _coarser(step: str) -> list[float]:
+    """The steps of those multiples that have fewer decimals, where the engine cannot tell them."""
+    num_decimals = len(step.partition(".")[2])
+    digits = int(step.replace(".", ""))
+    if 10 % digits == 0:
+        return []
+    return [lcm(digits, 10**more) / 10**num_decimals for more in range(1, num_decimals)]
 
 
 def _pattern(place: Place, value: Json, pointer: str) -> None:
