@@ -13,12 +13,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
 from bench.command_line import parser_of
 from bench.processes import process, until
 from proto import generate_pb2 as pb
+from proto.frames import FrameReader, frame_bytes
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import Context, FakeShard
 
@@ -47,6 +49,15 @@ class QuickShard(FakeShard):
     async def _decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         async with self._turn("Decode", request, context):
             return await self._answer(request)
+
+    async def step(self, request: pb.DecodeRequest) -> pb.StepResponse:
+        """A step at the step socket."""
+        async with self._turns:
+            await self._turns.wait_for(lambda: request.step <= self._next_step)
+            answer = await self._answer(request)
+            self._next_step = request.step + 1
+            self._turns.notify_all()
+        return answer
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
@@ -80,6 +91,27 @@ class QuickShard(FakeShard):
             del self._left[key]
         answer.request_ids.extend(self._left)
         return answer
+
+
+class _StepSocket(asyncio.Protocol):
+    """Decode's messages without gRPC, as a shard takes them."""
+
+    def __init__(self, shard: QuickShard) -> None:
+        self._shard = shard
+        self._frames = FrameReader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for _, message in self._frames.feed(data):
+            step = asyncio.ensure_future(self._shard.step(pb.DecodeRequest.FromString(message)))
+            step.add_done_callback(self._answer)
+
+    def _answer(self, step: asyncio.Task[pb.StepResponse]) -> None:
+        """They end in their order."""
+        if not self._transport.is_closing():
+            self._transport.write(frame_bytes(step.result().SerializeToString()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +152,10 @@ def router_over_quick_shard(
 
 async def _serve(path: str, step_s: float) -> None:
     shard = QuickShard(step_s)
+    shard.step_socket = f"{path}.steps"
+    await asyncio.get_running_loop().create_unix_server(
+        lambda: _StepSocket(shard), shard.step_socket
+    )
     await shard.start(f"unix:{path}")
     sys.stdout.write("listening\n")
     sys.stdout.flush()

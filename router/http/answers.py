@@ -251,7 +251,7 @@ class RawThought:
     def token(self, event: TokenGenerated) -> None:
         token = event.token
         if token.hidden and token.text in self._marks:
-            event = replace(event, text=token.text + event.text)
+            event = event._replace(text=token.text + event.text)
         self._add(self._reader.token(event))
 
     def fields(self, end: Finished) -> dict[str, Any]:

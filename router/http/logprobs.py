@@ -5,7 +5,6 @@ tokens comes with the last of them. What a token is by itself, its `bytes` say. 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from router.request.request import PromptScored, TokenGenerated, TokenLogprob
@@ -201,7 +200,7 @@ def _agreeing(token: TokenLogprob, top: Sequence[TokenLogprob]) -> list[TokenLog
     see whether a token was the most probable one.
     """
     return [
-        replace(other, logprob=token.logprob) if other.token_id == token.token_id else other
+        other._replace(logprob=token.logprob) if other.token_id == token.token_id else other
         for other in top
     ]
 

@@ -9,7 +9,7 @@ names of a particular API.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Translation
 from processes.spans import TraceContext
@@ -229,8 +229,8 @@ class GenerateRequest:
         return replace(self, sampling=replace(self.sampling, seed=seed))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+# Tuples, because every step makes dozens.
+class TokenLogprob(NamedTuple):
     """A token as reported: `text` is what it adds on its own; `logprob` None for a first token.
 
     `hidden`: a generated token that is no part of the answer's text, though it has a text: a
@@ -255,8 +255,7 @@ class PromptScored:
     top_tokens: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenGenerated:
+class TokenGenerated(NamedTuple):
     """One generated token.
 
     `text` is what the client may show now: it never splits a character, never holds a stop

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
 
 from router.request.request import GenerateRequest, TokenGenerated
 from router.text.detokenizer import Detokenizer
@@ -224,6 +223,6 @@ class HeldTokens:
 
     def _cut(self, event: TokenGenerated, num_shown: int) -> TokenGenerated:
         text = event.token.text[:num_shown]
-        token = replace(event.token, text=text, hidden=event.token.hidden or not text)
+        token = event.token._replace(text=text, hidden=event.token.hidden or not text)
         top_tokens = event.top_tokens if self._keeps_alternatives else ()
-        return replace(event, token=token, top_tokens=top_tokens)
+        return event._replace(token=token, top_tokens=top_tokens)
