@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from model_server.errors import ImageRefused
-from model_server.zoo import EAGER, HfModel
+from model_server.zoo import HfModel
 
 # By what names a decoder is handed what it computes with, whatever its class.
 EMBEDDED = "inputs_embeds"
@@ -25,6 +25,7 @@ DEEP = "deepstack_visual_embeds"
 DEEP_PLACES = "visual_pos_masks"
 _MASK = "attention_mask"
 _KNOWN = frozenset((EMBEDDED, POSITIONS, DEEP, DEEP_PLACES, _MASK))
+_SDPA = "sdpa"
 # Of rotary positions. Some classes have one more, for masks, before them.
 _NUM_AXES = 3
 
@@ -161,8 +162,8 @@ class Eyes:
             for name, each in tensors.items()
         }
         try:
-            # Its tower has no pages.
-            self._model.use(EAGER)
+            # Its tower has no pages, and scores of a large image would take gigabytes.
+            self._model.use(_SDPA)
             with self._stopped():
                 self._model.module(
                     input_ids=span_ids[None].to(self._device), use_cache=False, **given
