@@ -19,11 +19,13 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 import uvloop
 from transformers.utils.logging import disable_progress_bar
 
@@ -46,6 +48,8 @@ _log = logging.getLogger("model_server")
 # The device's thread shares the interpreter with those that make masks and answer calls. Python's
 # own interval lets each hold up the others for longer than a small model's step takes.
 _SWITCH_INTERVAL_S = 0.0005
+# A quarter of a core that steps want as well.
+_LOOK_NICENESS = 5
 
 
 def main(argv: list[str], prepared: Prepared | None = None) -> int:
@@ -116,7 +120,9 @@ async def _serve(settings: config.ServeConfig, prepared: Prepared | None) -> int
     # What it starts to compute steps beside it takes long turns as well.
     device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
     loading = partial(load, settings, on_lost, prepared)
-    service = await _load_unless_stopped(loading, device_thread, tracer, stop, fatal)
+    service = await _load_unless_stopped(
+        loading, device_thread, tracer, stop, fatal, settings.num_threads
+    )
     # A collection would go through all that torch and transformers have made, for a third of a
     # second in which no step runs, whenever a constraint's compiling has made as much again.
     gc.collect()
@@ -148,6 +154,7 @@ async def _load_unless_stopped(
     tracer: StepTracer,
     stop: asyncio.Event,
     fatal: Sequence[ShardError],
+    num_threads: int | None,
 ) -> TextGenerationService:
     loop = asyncio.get_running_loop()
     loading = loop.run_in_executor(device_thread, load_all)
@@ -159,7 +166,20 @@ async def _load_unless_stopped(
         _end(fatal)
     stopped.cancel()
     runner, info, constraints, addresses = await loading
-    return TextGenerationService(runner, info, addresses, device_thread, tracer, constraints)
+    look_thread = None
+    if info.sees_images:
+        look_thread = ThreadPoolExecutor(1, "look", partial(_let_steps_go_first, num_threads))
+    return TextGenerationService(
+        runner, info, addresses, device_thread, tracer, constraints, look_thread
+    )
+
+
+def _let_steps_go_first(num_threads: int | None) -> None:
+    """What this thread computes, and those that it starts for it, gets a smaller share of cores."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    if sys.platform.startswith("linux"):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOOK_NICENESS)
 
 
 if __name__ == "__main__":

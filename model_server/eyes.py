@@ -92,12 +92,12 @@ def decoder_of(module: Any) -> nn.Module:
 
 
 class Eyes:
-    """The parts of a model that see. Not for two threads at a time.
+    """The parts of a model that see. Two threads may look at a time, if it is taken apart.
 
     model:          all of it
     image_token_id: the token of a span in whose place a row goes
     row_scale:      of rows, where an executor's embeddings are larger than the class's own
-    is_taken_apart: the weights of its decoder are elsewhere
+    is_taken_apart: the weights of its decoder are elsewhere, so that steps do not call the model
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Eyes:
         is_taken_apart: bool = False,
     ) -> None:
         self.image_token_id = image_token_id
+        self.is_taken_apart = is_taken_apart
         module = model.module
         self._model = model
         self._decoder = decoder_of(module)

@@ -10,6 +10,7 @@ last one is computed. Of one that came from the prefix cache the layout alone is
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ _DTYPES = {
 class Gallery:
     """What was seen lately, by the images' digests: an image that comes again is not looked at.
 
+    A step and `look_ahead` may ask at the same time, from two threads.
+
     eyes:      of the model
     max_bytes: of rows
     """
@@ -41,22 +44,43 @@ class Gallery:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._sights: OrderedDict[bytes, Sight] = OrderedDict()
+        self._lock = Lock()
+
+    def look_ahead(self, image: Image, span_ids: Sequence[int]) -> None:
+        """Look at an image that a step will ask for; where only a step can, do nothing.
+
+        Raises as `sight`.
+        """
+        if self._eyes.is_taken_apart:
+            self.sight(image, span_ids)
 
     def sight(self, image: Image, span_ids: Sequence[int]) -> Sight:
         """Raises ImageRefused, torch.OutOfMemoryError or MemoryError."""
-        sight = self._sights.pop(image.digest, None)
+        sight = self._seen(image.digest)
         if sight is None:
             sight = self._eyes.look(torch.tensor(span_ids), tensors_of(image))
-            self._num_bytes += sight.rows.nbytes
-        self._sights[image.digest] = sight
-        while self._num_bytes > self._max_bytes:
-            _, oldest = self._sights.popitem(last=False)
-            self._num_bytes -= oldest.rows.nbytes
+            self._keep(image.digest, sight)
         return sight
 
     def layout(self, image: Image, span_ids: Sequence[int]) -> Layout:
         """Raises ImageRefused."""
         return self._eyes.layout(torch.tensor(span_ids), tensors_of(image))
+
+    def _seen(self, digest: bytes) -> Sight | None:
+        with self._lock:
+            sight = self._sights.get(digest)
+            if sight is not None:
+                self._sights.move_to_end(digest)
+            return sight
+
+    def _keep(self, digest: bytes, sight: Sight) -> None:
+        with self._lock:
+            if digest not in self._sights:
+                self._num_bytes += sight.rows.nbytes
+            self._sights[digest] = sight
+            while self._num_bytes > self._max_bytes:
+                _, oldest = self._sights.popitem(last=False)
+                self._num_bytes -= oldest.rows.nbytes
 
 
 def tensors_of(image: Image) -> dict[str, Tensor]:

@@ -1170,6 +1170,52 @@ class KeptState(_message.Message):
 Global___KeptState: _TypeAlias = KeptState  # noqa: Y015
 
 @_typing.final
+class LookAheadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    SPAN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def image(self) -> Global___Image: ...
+    @_builtins.property
+    def span_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens in the prompt."""
+
+    def __init__(
+        self,
+        *,
+        image: Global___Image | None = ...,
+        span_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "span_ids", b"span_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookAheadRequest: _TypeAlias = LookAheadRequest  # noqa: Y015
+
+@_typing.final
+class LookAheadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOK_NS_FIELD_NUMBER: _builtins.int
+    look_ns: _builtins.int
+    """0: it was seen lately, or nothing but a step can look at it."""
+    def __init__(
+        self,
+        *,
+        look_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look_ns", b"look_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookAheadResponse: _TypeAlias = LookAheadResponse  # noqa: Y015
+
+@_typing.final
 class Batch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -74,6 +74,11 @@ class TextGenerationServiceStub:
                 request_serializer=proto_dot_generate__pb2.PrepareConstraintRequest.SerializeToString,
                 response_deserializer=proto_dot_generate__pb2.PrepareConstraintResponse.FromString,
                 _registered_method=True)
+        self.LookAhead = channel.unary_unary(
+                '/tandem.v1.TextGenerationService/LookAhead',
+                request_serializer=proto_dot_generate__pb2.LookAheadRequest.SerializeToString,
+                response_deserializer=proto_dot_generate__pb2.LookAheadResponse.FromString,
+                _registered_method=True)
         self.LoadAdapter = channel.unary_unary(
                 '/tandem.v1.TextGenerationService/LoadAdapter',
                 request_serializer=proto_dot_generate__pb2.LoadAdapterRequest.SerializeToString,
@@ -153,6 +158,15 @@ class TextGenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookAhead(self, request, context):
+        """Looks at an image ahead of the request that brings it, and keeps what it saw for a while; every
+        rank is called. Answers while steps run, and touches no request.
+        INVALID_ARGUMENT: it does not see, or not this.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadAdapter(self, request, context):
         """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
         INVALID_ARGUMENT: it cannot be served, and the message says why. RESOURCE_EXHAUSTED: max_loras
@@ -218,6 +232,11 @@ def add_TextGenerationServiceServicer_to_server(servicer, server):
                     servicer.PrepareConstraint,
                     request_deserializer=proto_dot_generate__pb2.PrepareConstraintRequest.FromString,
                     response_serializer=proto_dot_generate__pb2.PrepareConstraintResponse.SerializeToString,
+            ),
+            'LookAhead': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookAhead,
+                    request_deserializer=proto_dot_generate__pb2.LookAheadRequest.FromString,
+                    response_serializer=proto_dot_generate__pb2.LookAheadResponse.SerializeToString,
             ),
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
@@ -451,6 +470,33 @@ class TextGenerationService:
             '/tandem.v1.TextGenerationService/PrepareConstraint',
             proto_dot_generate__pb2.PrepareConstraintRequest.SerializeToString,
             proto_dot_generate__pb2.PrepareConstraintResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookAhead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TextGenerationService/LookAhead',
+            proto_dot_generate__pb2.LookAheadRequest.SerializeToString,
+            proto_dot_generate__pb2.LookAheadResponse.FromString,
             options,
             channel_credentials,
             insecure,

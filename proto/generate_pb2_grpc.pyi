@@ -60,6 +60,11 @@ class TextGenerationServiceStub:
     """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
     Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
     """
+    LookAhead: _grpc.UnaryUnaryMultiCallable[_generate_pb2.LookAheadRequest, _generate_pb2.LookAheadResponse]
+    """Looks at an image ahead of the request that brings it, and keeps what it saw for a while; every
+    rank is called. Answers while steps run, and touches no request.
+    INVALID_ARGUMENT: it does not see, or not this.
+    """
     LoadAdapter: _grpc.UnaryUnaryMultiCallable[_generate_pb2.LoadAdapterRequest, _generate_pb2.LoadAdapterResponse]
     """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
     INVALID_ARGUMENT: it cannot be served, and the message says why. RESOURCE_EXHAUSTED: max_loras
@@ -93,6 +98,11 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     PrepareConstraint: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]  # type: ignore[assignment]
     """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
     Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
+    """
+    LookAhead: _aio.UnaryUnaryMultiCallable[_generate_pb2.LookAheadRequest, _generate_pb2.LookAheadResponse]  # type: ignore[assignment]
+    """Looks at an image ahead of the request that brings it, and keeps what it saw for a while; every
+    rank is called. Answers while steps run, and touches no request.
+    INVALID_ARGUMENT: it does not see, or not this.
     """
     LoadAdapter: _aio.UnaryUnaryMultiCallable[_generate_pb2.LoadAdapterRequest, _generate_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
@@ -172,6 +182,17 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_generate_pb2.PrepareConstraintResponse, _abc.Awaitable[_generate_pb2.PrepareConstraintResponse]]:
         """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
         Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
+        """
+
+    @_abc_1.abstractmethod
+    def LookAhead(
+        self,
+        request: _generate_pb2.LookAheadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generate_pb2.LookAheadResponse, _abc.Awaitable[_generate_pb2.LookAheadResponse]]:
+        """Looks at an image ahead of the request that brings it, and keeps what it saw for a while; every
+        rank is called. Answers while steps run, and touches no request.
+        INVALID_ARGUMENT: it does not see, or not this.
         """
 
     @_abc_1.abstractmethod

@@ -64,6 +64,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.followed = Followed()
         # Constraints that were prepared, by their text.
         self.prepared: list[str] = []
+        self.looked_at: list[tuple[bytes, tuple[int, ...]]] = []
         self.violations: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.epoch = 0
@@ -196,6 +197,13 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             was_cached=was_cached,
             cache_bytes=len(set(self.prepared)) << 20,
         )
+
+    async def LookAhead(
+        self, request: pb.LookAheadRequest, context: Context
+    ) -> pb.LookAheadResponse:
+        await self._enter("LookAhead", request, context)
+        self.looked_at.append((request.image.digest, tuple(request.span_ids)))
+        return pb.LookAheadResponse(look_ns=1_000_000)
 
     async def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: Context

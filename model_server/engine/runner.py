@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from model_server.engine import memory
 from model_server.engine.adapters import AdapterBook
 from model_server.engine.distributed import Drawn, World
@@ -40,6 +42,7 @@ from model_server.step import StepInputs, StepOutput
 from proto.contract import (
     FinishReason,
     Generation,
+    Image,
     NewSequence,
     PoolLimits,
     RunningUpdate,
@@ -286,6 +289,18 @@ class Runner:
             self.settle()
         self._held.clear()
         self._states.clear()
+
+    def look_ahead(self, image: Image, span_ids: Sequence[int]) -> None:
+        """Look at an image before a request brings it. On any thread, beside steps.
+
+        Raises ImageRefused, and OutOfMemory.
+        """
+        if self._gallery is None:
+            raise ImageRefused("images are not served here")
+        try:
+            self._gallery.look_ahead(image, span_ids)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OutOfMemory(f"there is no memory to look at an image: {error}") from error
 
     def read_adapter(self, adapter_id: int, folder: Path) -> ReadAdapter:
         """Read an adapter and make it ready. On any thread, beside steps.

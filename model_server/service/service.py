@@ -210,7 +210,7 @@ _NOTHING_ELSE = Generation(0)[2:]
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     """Owner of the epoch; everything else is the runner's. `device_thread` has one worker.
 
-    `constraints` exist on rank 0 alone.
+    `constraints` exist on rank 0 alone. `look_thread` looks at images beside steps; None: any does.
     """
 
     def __init__(
@@ -221,6 +221,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         device_thread: Executor,
         tracer: StepTracer = NO_TRACES,
         constraints: ConstraintCache | None = None,
+        look_thread: Executor | None = None,
     ) -> None:
         self._runner = runner
         self._info = info
@@ -228,6 +229,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._device_thread = device_thread
         self._tracer = tracer
         self._constraints = constraints
+        self._look_thread = look_thread
         self._step_queue = StepQueue(runner, device_thread)
         # The path at which decode steps are taken beside Decode; empty: there is none.
         self.step_socket = ""
@@ -328,6 +330,23 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         translation = translation_from_pb(request.constraint)
         prepared = await asyncio.wrap_future(self._constraints.prepare(spec, translation))
         return to_message(prepared, pb.PrepareConstraintResponse)
+
+    async def LookAhead(
+        self, request: pb.LookAheadRequest, context: Context
+    ) -> pb.LookAheadResponse:
+        try:
+            image = image_from_pb(request.image)
+        except ValueError as error:
+            raise InvalidStep(str(error)) from error
+        span_ids = list(request.span_ids)
+        loop = asyncio.get_running_loop()
+        look_ns = await loop.run_in_executor(self._look_thread, self._look_ahead, image, span_ids)
+        return pb.LookAheadResponse(look_ns=look_ns)
+
+    def _look_ahead(self, image: Image, span_ids: list[int]) -> int:
+        begun_ns = time.perf_counter_ns()
+        self._runner.look_ahead(image, span_ids)
+        return time.perf_counter_ns() - begun_ns
 
     async def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: Context

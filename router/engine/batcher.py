@@ -41,6 +41,7 @@ from router.engine.adapters import Adapters
 from router.engine.admission import Admission, KeyLimits, unhealthy
 from router.engine.constraints import Preparing
 from router.engine.launcher import Launcher
+from router.engine.looking import Looking
 from router.engine.observer import StepObserver
 from router.engine.stream import Stream, StreamGroup
 from router.request.errors import (
@@ -123,7 +124,8 @@ class Batcher:
         self._backpressure = Backpressure(scheduler)
         self._cancel_latency = CancelLatency(scheduler, observer)
         self._preparing = Preparing(shards, observer, clock)
-        # By request id: those that have not ended, and those that wait for their constraints.
+        self._looking = Looking(shards)
+        # By request id: those that have not ended, and those that wait for what shards prepare.
         self._streams: dict[int, Stream] = {}
         self._unprepared: dict[int, asyncio.Task[None]] = {}
         # Ended ones with an adapter, which a shard may still compute.
@@ -269,7 +271,9 @@ class Batcher:
         request_id = self._num_submitted + 1
         self._adapters.check(request.adapter_id)
         constraint = request.constraint
-        is_ready = constraint is None or self._preparing.is_ready(constraint)
+        if constraint is not None and self._preparing.is_ready(constraint):
+            constraint = None
+        is_ready = constraint is None and self._looking.is_done(request.images)
         work = self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
         stream = Stream(request_id, request, self._tokenizer, now_s, text, work, group)
@@ -277,15 +281,19 @@ class Batcher:
         self._adapters.hold(request.adapter_id, request_id)
         if group is not None:
             group.open_ids.add(request_id)
-        if constraint is not None and not is_ready:
+        if not is_ready:
             waiting = asyncio.create_task(self._prepare(stream, constraint))
             self._unprepared[request_id] = waiting
         return stream
 
-    async def _prepare(self, stream: Stream, constraint: Constraint) -> None:
-        """Holds a request until the shards have its constraint; fails it where they cannot."""
+    async def _prepare(self, stream: Stream, constraint: Constraint | None) -> None:
+        """Holds a request until the shards have its constraint, if it waits for one, and have seen
+        its images; fails it where they cannot compile.
+        """
         try:
-            await self._preparing.compiled(constraint)
+            if constraint is not None:
+                await self._preparing.compiled(constraint)
+            await self._looking.done(stream.request.images, stream.request.prompt_ids)
         except Exception as error:  # noqa: BLE001 (whatever it is, the request fails with it)
             del self._unprepared[stream.request_id]
             if isinstance(error, ConstraintRefused):
@@ -613,6 +621,7 @@ class Batcher:
             # They may be new processes, and hold nothing.
             self._heard_s = now_s
             self._preparing.forget()
+            self._looking.forget()
             self._cancel_latency.check(now_s)
             self._release_adapters()
             for stream in list(self._streams.values()):

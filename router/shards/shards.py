@@ -35,7 +35,7 @@ import grpc.aio
 
 from processes.spans import Metadata
 from proto import generate_pb2 as pb
-from proto.contract import Batch, LoadedAdapter, ModelInfo, PoolLimits, Prepared, StepResult
+from proto.contract import Batch, Image, LoadedAdapter, ModelInfo, PoolLimits, Prepared, StepResult
 from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router.request.errors import (
     AdapterRefused,
@@ -239,6 +239,8 @@ class ShardTimeouts:
     adapter_s: float = 120.0
     health_s: float = 3.0
     prepare_s: float = 30.0
+    # Of an image, which has the cores that steps leave.
+    look_s: float = 120.0
     lockstep_s: float = 5.0
 
 
@@ -385,6 +387,19 @@ class Shards:
         if constraint.prepare_by_s is None:
             return longest_s
         return min(longest_s, max(_SHORTEST_PREPARE_S, constraint.prepare_by_s - monotonic()))
+
+    async def look_ahead(self, image: Image, span_ids: Sequence[int]) -> None:
+        """Has every rank look at an image beside its steps, and keep what it sees for a while.
+
+        Whatever goes wrong, the step that computes of the image looks at it then.
+        """
+        request = wire.look_ahead_to_pb(image, span_ids)
+        looking = [rank.send("LookAhead", request, self._timeouts.look_s) for rank in self._ranks]
+        for answer in await asyncio.gather(*looking, return_exceptions=True):
+            if isinstance(answer, grpc.aio.AioRpcError):
+                _logger.info("an image was not looked at beside steps: %s", error_line(answer))
+            elif isinstance(answer, BaseException):
+                raise answer
 
     async def load_adapter(self, adapter_id: int, path: str) -> LoadedAdapter:
         """Has every rank hold its part of a LoRA adapter, beside the steps; of all ranks together.

@@ -5,7 +5,7 @@ the right epoch); the scheduler checks whether they fit what was scheduled. A ma
 raises ShardFailed; a log-probability that is not a number is the error of its row alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Protocol
 
@@ -126,6 +126,11 @@ def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
 def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
     """A constraint that the rank holds now."""
     return Prepared(message.was_cached, message.cache_bytes, message.compile_ns)
+
+
+def look_ahead_to_pb(image: Image, span_ids: Sequence[int]) -> pb.LookAheadRequest:
+    """An image, to be looked at before the request that has it comes."""
+    return pb.LookAheadRequest(image=_image_to_pb(image, cached_len=0), span_ids=span_ids)
 
 
 def load_adapter_to_pb(epoch: int, adapter_id: int, path: str) -> pb.LoadAdapterRequest:

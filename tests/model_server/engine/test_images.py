@@ -4,6 +4,7 @@ All is compared with transformers in float32: by the greedy tokens, and by logit
 `tests/model_server/executor/test_seeing.py`.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from model_server.engine.distributed import World
+from model_server.errors import ImageRefused, InvalidStep
 from model_server.executor.executor import PagedModel
-from proto.contract import ImageTensor
+from proto.contract import Image, ImageTensor
 from tests.model_server import seeing_models
 from tests.model_server.engine.driver import Driver, driver_of, load
 from tests.model_server.seeing_models import Prompt
@@ -126,17 +128,81 @@ def test_after_preemption(name: str) -> None:
 def test_an_image_that_came_before_is_not_looked_at_again() -> None:
     one = case("llava")
     driver = one.driver()
-    blank = {
-        name: ImageTensor(each.dtype, each.shape, bytes(len(each.data)))
-        for name, each in one.prompts[0].images[0].tensors.items()
-    }
     add(driver, one, 0)
     driver.run()
     # By the digest it is the same.
-    again = tuple(replace(image, tensors=blank) for image in one.prompts[0].images)
+    again = tuple(map(blank, one.prompts[0].images))
     driver.add(7, one.prompts[0].token_ids, NUM_NEW, images=again, ignore_eos=True)
     driver.run()
     assert driver.outputs[7] == one.expected[0]
+
+
+def blank(image: Image) -> Image:
+    """Without what it shows."""
+    return replace(
+        image,
+        tensors={
+            name: ImageTensor(each.dtype, each.shape, bytes(len(each.data)))
+            for name, each in image.tensors.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "looks_ahead"), [("llava", True), ("qwen3_vl" + IN_ITS_CLASS, False)]
+)
+def test_what_was_looked_at_ahead_is_not_looked_at_by_its_step(
+    name: str, looks_ahead: bool
+) -> None:
+    """But where steps call the same class, it is."""
+    one = case(name)
+    driver = one.driver()
+    prompt = one.prompts[0]
+    (image,) = prompt.images
+    driver.runner.look_ahead(image, prompt.token_ids[image.start : image.stop])
+    shown = (blank(image),) if looks_ahead else prompt.images
+    driver.add(0, prompt.token_ids, NUM_NEW, images=shown, ignore_eos=True)
+    driver.run()
+    assert driver.outputs[0] == one.expected[0]
+
+
+def test_beside_a_step_an_image_is_looked_at_by_another_thread() -> None:
+    one = case("qwen2_5_vl")
+    driver = one.driver()
+    add(driver, one, 0, 1, 3)
+    prompt = one.prompts[4]
+    (image,) = prompt.images
+    span_ids = prompt.token_ids[image.start : image.stop]
+    with ThreadPoolExecutor(1) as thread:
+        looks = [
+            thread.submit(
+                driver.runner.look_ahead, replace(image, digest=bytes(16 * [n])), span_ids
+            )
+            for n in range(20)
+        ]
+        driver.run(5)
+    for look in looks:
+        look.result()
+    driver.add(
+        4, prompt.token_ids, NUM_NEW, images=(replace(blank(image), digest=bytes(16 * [19])),)
+    )
+    driver.run()
+    assert [driver.outputs[place] for place in (0, 1, 3, 4)] == [
+        one.expected[place] for place in (0, 1, 3, 4)
+    ]
+
+
+def test_a_model_that_does_not_see_looks_at_nothing(tmp_path: Path) -> None:
+    one = seeing_models.build("llava")
+    one.module.save_pretrained(tmp_path)
+    runner = driver_of(load(tmp_path, World())).runner
+    prompt = one.prompt(0)
+    with pytest.raises(ImageRefused, match="images are not served here"):
+        runner.look_ahead(prompt.images[0], ())
+    driver = Driver(runner, 8, 16)
+    driver.add(0, prompt.token_ids, NUM_NEW, images=prompt.images)
+    with pytest.raises(InvalidStep, match="request 0: images are not served here"):
+        driver.step()
 
 
 def test_an_image_that_its_class_does_not_take_costs_its_request_alone() -> None:

@@ -450,6 +450,16 @@ async def called_with(address: str, **metadata: str) -> str:
             return f"{refused.code().name}: {refused.details()}"
 
 
+async def test_a_model_that_does_not_see_says_so_to_who_asks_it_to_look(shard: Shard) -> None:
+    for image, reason in (
+        (pb.Image(span_len=1), "images are not served here"),
+        (pb.Image(tensors={"x": pb.ImageTensor(dtype="int8")}), "dtype 'int8' is none of"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
+            await shard.stub.LookAhead(pb.LookAheadRequest(image=image, span_ids=[1]))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_at_a_port_only_who_shows_the_token_is_served_and_nobody_learns_the_methods(
     service: TextGenerationService,
 ) -> None:
