@@ -28,7 +28,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 
 from constraints.engine import GrammarLanguage, Limits, error_of
 from constraints.errors import ConstraintError
-from constraints.grammars.lark_reader import words
+from constraints.grammars.lark import words
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import CompletionHints
 from constraints.regex.look_around import conjuncts, looks_around

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from constraints.bitmask import allowed_ids
 from constraints.engine import MAX_FORCED_BYTES, deterministic_suffix_of
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
-from constraints.grammars.lark import negations_as_texts, to_grammar
-from constraints.grammars.lark_reader import words
+from constraints.grammars.lark import negations_as_texts, to_grammar, words
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, Kind
 from tests.constraints.cases import byte_vocabulary, parses
