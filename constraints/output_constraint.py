@@ -45,27 +45,10 @@ UNCUT_LIMITS = Limits(compile_fuel=1_000_000)
 _ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
 
 
-def is_empty_under_stops(language: Language, stops: StopRule) -> bool:
-    """Whether it is certain that every text of the language contains a stop string before its end.
-
-    False for languages that are not a single pattern, and where a limit is reached.
-    """
-    grammar = grammar_without_stops(language, stops)
-    if grammar is None:
-        return False
-    try:
-        GrammarLanguage(byte_vocabulary(), grammar, UNCUT_LIMITS, error_of)
-    except Contradiction:
-        return True
-    except ConstraintError:
-        return False
-    return False
-
-
-def grammar_without_stops(language: Language, stops: StopRule) -> str | None:
+def _grammar_without_stops(language: GrammarLanguage, stops: StopRule) -> str | None:
     """The grammar of a pattern's texts that no stop string truncates. None: not a pattern."""
-    one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
-    if not one or not stops.strings:
+    one = _ONE_PATTERN.fullmatch(language.grammar)
+    if one is None or not stops.strings or _are_many(stops.strings):
         return None
     strings = "|".join(map(_literal, stops.strings))
     without_stop_strings = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.)+/"
@@ -88,9 +71,18 @@ def without_stop_strings(language: Language, stops: StopRule) -> Language | None
     """
     try:
         if isinstance(language, WhereLanguage):
-            found = compile_without_stops(language, stops.strings)
+            found: Language | None = compile_without_stops(language, stops.strings)
+        elif not isinstance(language, GrammarLanguage):
+            return None
         else:
-            return _grammar_language(language, stops)
+            grammar = _grammar_without_stops(language, stops)
+            if grammar is None:
+                return None
+            found = GrammarLanguage(
+                language.vocabulary, grammar, UNCUT_LIMITS, error_of, hints=language.hints
+            )
+    except Contradiction:
+        found = None
     except (ConstraintError, OutOfReach):
         return None
     if found is None:
@@ -111,17 +103,6 @@ def listed_stops(stops: StopRule) -> str:
     """The stop strings for an error message; the stop tokens if there are none."""
     quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in stops.strings)
     return f"the stop strings {quoted}" if quoted else "the stop tokens"
-
-
-def _grammar_language(language: Language, stops: StopRule) -> Language | None:
-    if not isinstance(language, GrammarLanguage) or _are_many(stops.strings):
-        return None
-    grammar = grammar_without_stops(language, stops)
-    if grammar is None:
-        return None
-    return GrammarLanguage(
-        language.vocabulary, grammar, UNCUT_LIMITS, error_of, hints=language.hints
-    )
 
 
 def _are_many(strings: tuple[str, ...]) -> bool:
@@ -241,9 +222,7 @@ class OutputConstraintState:
             return TooComplex(
                 f"no text that satisfies the constraint was found within the limits{hint}"
             )
-        if is_empty_under_stops(self._language, self._stops) or self._is_provably_dead(
-            self._matcher
-        ):
+        if self._is_provably_dead(self._matcher):
             return stop_contradiction(self._stops)
         return TooComplex(
             "no text was found within the limits that satisfies the constraint and meets none of"

@@ -1,4 +1,4 @@
-"""The limits of the engine for `where`, and the errors when an expression exceeds them."""
+"""The limits of our own automata, and the errors where a pattern or an expression exceeds them."""
 
 # The most states of an expression's machine, over characters. Larger ones use another engine.
 MAX_STATES = 20_000
