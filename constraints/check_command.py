@@ -26,11 +26,11 @@ from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.worker.jobs import Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
-from constraints.worker.zygote_client import ZygoteFailed
 from processes.hub import HubError, find_folder
 from processes.rules import one_of
 from processes.settings import BadConfig, Group, setting
 from processes.settings import Kind as Spelling
+from processes.zygote.client import ZygoteFailed
 
 ALL_ACCEPTED = 0
 SOME_REFUSED = 1

@@ -17,9 +17,9 @@ from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
 from constraints.worker.jobs import Bug, Check
 from constraints.worker.work import Work
-from constraints.worker.zygote import Zygote
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
+from processes.zygote.zygote import Worker, Zygote
 
 # A worker rarely sees a text twice: its owner caches results.
 _MAX_CACHE_BYTES = 16 * MIB
@@ -44,15 +44,14 @@ def main(argv: Sequence[str]) -> int:
             control.sendall(_failed(str(error)))
             return 1
         compiler = Compiler(vocabulary, max_bytes=_MAX_CACHE_BYTES)
-        work = Work(
-            vocabulary, compiler, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield)
-        )
+        work = Work(vocabulary, compiler, args.memory_bytes)
         for spec in _FIRST:
             answer = work.answer(Check(spec, StopRule(), args.max_len))
             if isinstance(answer, Bug):
                 sys.stderr.write(answer.trace)
         use_long_time_slices()  # inherited by forked workers
-        Zygote(control, work.serve, args.memory_bytes).run()
+        worker = Worker(work, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield))
+        Zygote(control, worker, args.memory_bytes).run()
     return 0
 
 

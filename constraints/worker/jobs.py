@@ -1,13 +1,5 @@
-"""The jobs and answers of workers, and their encoding.
+"""The jobs and answers of workers, as JSON. Imports no engine, so clients need not load one."""
 
-    frame:  length of the rest, 4 bytes, big-endian | JSON, UTF-8
-
-JSON and not pickle: a worker has parsed hostile texts, so its answers must not execute code.
-Imports no engine, so clients need not load one.
-"""
-
-import json
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
@@ -32,10 +24,6 @@ from constraints.spec import (
     Translation,
     Whitespace,
 )
-
-HEADER = struct.Struct(">I")
-# Texts of constraints are limited elsewhere; this only detects broken frames.
-MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +63,6 @@ class Bug:
 
 Job = Check | Judge | Verify
 Answer = CheckResult | JudgeResult | VerifyResult | ConstraintError | Bug
-
-
-def frame(value: Mapping[str, Any]) -> bytes:
-    """A message with its length in front."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return HEADER.pack(len(body)) + body
 
 
 def job_to_json(job: Job) -> dict[str, Any]:

@@ -9,33 +9,23 @@ So a hostile text delays the jobs behind it by at most a slice. CPU time at norm
 from token buckets, one for the first part of slices and one for the rest. When they are empty, and
 always after its slice, a job runs at idle priority, until half of its time is over: where other
 work needs every core without a pause, it would never be done. This module depends on no vocabulary
-and no engine. It keeps a zygote and a few idle workers, and replaces those that end, with a growing
-delay.
+and no engine.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from constraints.errors import ConstraintError, TooComplex
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.worker.jobs import Bug, Job, answer_from_json, frame, job_to_json
-from constraints.worker.zygote_client import (
-    Exit,
-    WorkerEnded,
-    WorkerProcess,
-    ZygoteClient,
-    ZygoteDown,
-    ZygoteFailed,
-)
-from native.cpu_yield import CpuYield
+from constraints.worker.jobs import Bug, Job, answer_from_json, job_to_json
+from processes.zygote.client import Exit, IdleWorkers, Program, WorkerEnded, WorkerProcess
+from processes.zygote.frames import Frame, frame
 
 
 class TokenBucket:
@@ -67,108 +57,6 @@ class TokenBucket:
 
 
 _logger = logging.getLogger("constraints")
-
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 30.0
-# A zygote that lived so long resets the delay.
-_PROVEN_S = 60.0
-_NUM_SPARES = 2
-
-
-class IdleWorkers:
-    """Owner of the zygote. `max_low`: the most idle workers with low priority."""
-
-    def __init__(self, arguments: Sequence[str], max_low: int) -> None:
-        self._arguments = arguments
-        self._max_low = max_low
-        self._up: asyncio.Future[ZygoteClient] = asyncio.get_running_loop().create_future()
-        self._spawned = asyncio.Event()
-        self._ready: list[WorkerProcess] = []
-        self._low: list[WorkerProcess] = []
-        self._keeping = asyncio.get_running_loop().create_task(self._keep())
-
-    async def zygote_client(self) -> ZygoteClient:
-        """The running one; waits until it runs. Raises ZygoteFailed if it cannot start."""
-        return await asyncio.shield(self._up)
-
-    async def wait_spawned(self) -> None:
-        """Return once the first attempt has forked this process, or has failed to."""
-        await self._spawned.wait()
-
-    async def take(self, *, low: bool) -> WorkerProcess:
-        """A worker for one job; `low`: prefer one with low priority.
-
-        Raises ZygoteFailed.
-        """
-        zygote_client = await self.zygote_client()
-        self._ready = [each for each in self._ready if not each.ended.done()]
-        self._low = [each for each in self._low if not each.ended.done()]
-        if low and self._low:
-            return self._low.pop()
-        worker = self._ready.pop() if self._ready else zygote_client.fork()
-        while len(self._ready) < _NUM_SPARES:
-            self._ready.insert(0, zygote_client.fork())
-        return worker
-
-    def put_back(self, worker: WorkerProcess) -> None:
-        """Return a worker after its job."""
-        if not worker.gives_way:
-            self._ready.append(worker)
-        elif len(self._low) < self._max_low:
-            self._low.append(worker)
-        else:
-            worker.close_channel()
-
-    async def close(self) -> None:
-        self._keeping.cancel()
-        await asyncio.wait({self._keeping})
-        if not self._up.done():
-            self._up.set_exception(ZygoteFailed("the workers were stopped"))
-        with contextlib.suppress(ZygoteDown):
-            await (await self._up).close()
-
-    async def _keep(self) -> None:
-        loop = asyncio.get_running_loop()
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            begun_s = loop.time()
-            try:
-                zygote_client = await self._begin()
-                self._up.set_result(zygote_client)
-                await asyncio.wait({zygote_client.over})
-                reason = "it ended"
-            except ZygoteFailed as error:
-                self._up.set_exception(error)
-                return
-            except (ZygoteDown, OSError) as error:
-                reason = str(error)
-            finally:
-                self._spawned.set()
-            if loop.time() - begun_s > _PROVEN_S:
-                pause_s = _FIRST_PAUSE_S
-            _logger.error("compiling processes: %s; again in %g s", reason, pause_s)
-            if self._up.done():
-                self._up = loop.create_future()
-            self._ready = []
-            self._low = []
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    async def _begin(self) -> ZygoteClient:
-        """Start a zygote and wait until it serves. Raises ZygoteDown, OSError."""
-        # Compiled here if necessary: the zygote has no environment and so no compiler.
-        cpu_yield = await asyncio.to_thread(CpuYield.load)
-        path = () if cpu_yield.path is None else ("--cpu-yield", str(cpu_yield.path))
-        zygote_client = await ZygoteClient.start((*self._arguments, *path))
-        self._spawned.set()
-        try:
-            # Shielded: a cancelled start still reads from the zygote while ending it.
-            await asyncio.shield(zygote_client.ready)
-        except BaseException:
-            await zygote_client.close()
-            raise
-        return zygote_client
-
 
 # A shard's step beside a job at normal priority is delayed by more than the job takes, since its
 # threads wait for each other. So jobs may run at normal priority when they begin, which suffices
@@ -270,7 +158,8 @@ class WorkerPool:
         limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
         arguments = (*vocabulary.arguments(), *limits)
         # One worker for each quick and each slow slot, forked once and not per job.
-        self._idle_workers = IdleWorkers(arguments, max_low=rules.num_quick + rules.num_slow)
+        program = Program("constraints.worker", arguments, "compiling processes")
+        self._idle_workers = IdleWorkers(program, max_low=rules.num_quick + rules.num_slow)
         self._for_beginnings = TokenBucket(*_BEGINNINGS)
         self._for_slices = TokenBucket(*_SLICES)
         self._quick = asyncio.Semaphore(rules.num_quick)
@@ -307,9 +196,9 @@ class WorkerPool:
         wait_s = self._rules.wait_s if wait_s is None else wait_s
         if wait_s <= 0.0:
             raise PoolBusy(_NO_TIME)
-        answer_json = await self._ask(frame(job_to_json(job)), wait_s)
+        reply = await self._ask(frame(job_to_json(job)), wait_s)
         try:
-            answer = answer_from_json(answer_json)
+            answer = answer_from_json(reply.fields)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise WorkerBug(f"a worker's answer is none: {error!r}") from error
         if isinstance(answer, Bug):
@@ -318,25 +207,25 @@ class WorkerPool:
             raise answer
         return answer
 
-    async def _ask(self, message: bytes, wait_s: float) -> Any:
+    async def _ask(self, message: bytes, wait_s: float) -> Frame:
         worker: WorkerProcess | None = None
-        answer_json = None
+        reply: Frame | None = None
         hurries_at_s = self._now_s() + _PATIENT_PART * wait_s
         try:
             async with asyncio.timeout((1.0 - _LAST_PART) * wait_s):
                 async with self._in_slice():
                     worker = await self._take()
-                    answer_json = await self._begin(worker, message)
-                if answer_json is None:
-                    answer_json = await self._go_on(worker, hurries_at_s)
-            return answer_json
+                    reply = await self._begin(worker, message)
+                if reply is None:
+                    reply = await self._go_on(worker, hurries_at_s)
+            return reply
         except TimeoutError:
             raise await self._overdue(worker, _LAST_PART * wait_s) from None
         except WorkerEnded as error:
             raise self._explain(error.how) from None
         finally:
             if worker is not None:
-                self._give_back(worker, answer_json)
+                self._give_back(worker, reply)
 
     @asynccontextmanager
     async def _in_slice(self) -> AsyncIterator[None]:
@@ -357,31 +246,33 @@ class WorkerPool:
             _let_give_way(worker)
         return worker
 
-    async def _begin(self, worker: WorkerProcess, message: bytes) -> Any:
+    async def _begin(self, worker: WorkerProcess, message: bytes) -> Frame | None:
         """The answer, if it comes within a slice; otherwise None, and the worker continues."""
         slice_s = self._rules.slice_s
         beginning_s = min(_BEGINNING_S, slice_s)
         with self._spending(self._for_beginnings, worker):
-            answer_json = await worker.ask(message, beginning_s)
-        if answer_json is not None:
-            return answer_json
+            reply = await worker.ask(message, timeout_s=beginning_s)
+        if reply is not None:
+            return reply
         if self._for_slices.left_s(self._now_s()) <= 0.0:
             _let_give_way(worker)
         with self._spending(self._for_slices, worker):
             return await worker.answer(slice_s - beginning_s)
 
-    async def _go_on(self, worker: WorkerProcess, hurries_at_s: float) -> Any:
+    async def _go_on(self, worker: WorkerProcess, hurries_at_s: float) -> Frame:
         _let_give_way(worker)
         if self._slow.locked():
             await self._wait_paused(worker)
         else:
             await self._slow.acquire()
         try:
-            answer_json = await worker.answer(max(0.0, hurries_at_s - self._now_s()))
-            if answer_json is not None:
-                return answer_json
+            reply = await worker.answer(max(0.0, hurries_at_s - self._now_s()))
+            if reply is not None:
+                return reply
             worker.hurry()
-            return await worker.answer()
+            reply = await worker.answer()
+            assert reply is not None, "no time limits it"
+            return reply
         finally:
             self._slow.release()
 
@@ -407,14 +298,14 @@ class WorkerPool:
             self._num_paused -= 1
         worker.resume()
 
-    def _give_back(self, worker: WorkerProcess, answer_json: Any) -> None:
-        if answer_json is None:
+    def _give_back(self, worker: WorkerProcess, reply: Frame | None) -> None:
+        if reply is None:
             self.num_ended += 1
             worker.kill()
-        elif answer_json["leaves"] or worker.hurries:
+        elif reply.fields["leaves"] or worker.hurries:
             worker.close_channel()
         else:
-            worker.used_s = answer_json["used_s"]
+            worker.used_s = reply.fields["used_s"]
             self._idle_workers.put_back(worker)
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:

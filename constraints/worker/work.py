@@ -1,10 +1,9 @@
-"""The main loop of a worker: runs one job after the other, each with a CPU limit."""
+"""What a worker does: the answer to each job."""
 
-import json
-import socket
 import time
 import traceback
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,22 +15,17 @@ from constraints.results import CheckResult, VerifyResult
 from constraints.schema.validation import MaskFormats, violations
 from constraints.spec import MAX_SENT_CHARS, Budget, ConstraintSpec, Translation
 from constraints.vocabulary import Vocabulary
-from constraints.worker import zygote
 from constraints.worker.jobs import (
-    HEADER,
     Answer,
     Bug,
     Check,
     Job,
     Verify,
     answer_to_json,
-    frame,
     job_from_json,
 )
-from native.cpu_yield import CpuYield
+from processes.zygote.frames import Frame
 
-# Memory that stays allocated reduces the next job's limit, so a worker leaves in time.
-_OLD_PART = 4
 # If compiling takes longer, the masks of so many tokens are made, too; they take little in
 # comparison.
 _FOLLOWED_FROM_S = 0.01
@@ -48,44 +42,22 @@ class Compiles(Protocol):
 class Work:
     """Runs jobs for one vocabulary.
 
-    cpu_s:        CPU seconds of a job
-    memory_bytes: the growth of the process; the kernel enforces it, see `limits`
-    cpu_yield:    makes idle work leave its core regularly, see `native/cpu_yield.py`
+    memory_bytes: what a job may take, which others enforce
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         compiler: Compiles,
-        cpu_s: float,
         memory_bytes: int,
-        cpu_yield: CpuYield,
     ) -> None:
         self._vocabulary = vocabulary
         self._compiler = compiler
-        self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
-        self._cpu_yield = cpu_yield
 
-    def serve(self, channel: socket.socket) -> None:
-        """Answer jobs until the channel closes, or until this process has to leave.
-
-        Each answer has `leaves`, whether the process leaves, and `used_s`, its total CPU time.
-        """
-        start_bytes = zygote.address_space_bytes() or 0
-        is_old = False
-        while not is_old and (job := _receive(channel)) is not None:
-            zygote.limit_cpu(self._cpu_s)
-            with self._cpu_yield.yielding():
-                answer = self.answer(job)
-            zygote.limit_cpu(0.0)
-            grown_bytes = (zygote.address_space_bytes() or 0) - start_bytes
-            is_old = _OLD_PART * grown_bytes > self._memory_bytes
-            answer_fields = answer_to_json(answer) | {
-                "leaves": is_old,
-                "used_s": time.process_time(),
-            }
-            channel.sendall(frame(answer_fields))
+    def answer_frame(self, job: Frame) -> tuple[dict[str, Any], Sequence[bytes]]:
+        """As JSON; there are no data."""
+        return answer_to_json(self.answer(job_from_json(job.fields))), ()
 
     def answer(self, job: Job) -> Answer:
         """The answer to a job; errors are answers, too."""
@@ -152,23 +124,3 @@ def _short_enough(translation: Translation | None) -> Translation | None:
     if translation is None or len(translation.grammar) > MAX_SENT_CHARS:
         return None
     return translation
-
-
-def _receive(channel: socket.socket) -> Job | None:
-    header = _read(channel, HEADER.size)
-    if header is None:
-        return None
-    body = _read(channel, HEADER.unpack(header)[0])
-    return None if body is None else job_from_json(json.loads(body))
-
-
-def _read(channel: socket.socket, num_bytes: int) -> bytes | None:
-    """Read so many bytes; None: the channel was closed before."""
-    parts = []
-    while num_bytes:
-        part = channel.recv(min(num_bytes, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        num_bytes -= len(part)
-    return b"".join(parts)

@@ -23,10 +23,10 @@ from constraints.output_constraint import ANY_LEN
 from constraints.spec import Budget, ConstraintSpec, StopRule, Translation
 from constraints.vocabulary import Vocabulary
 from constraints.warm_up import warm_up
-from constraints.worker import zygote
 from model_server.errors import ConstraintRefused
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
+from processes.zygote import zygote
 from proto.contract import OutputConstraint, Prepared
 
 _log = logging.getLogger(__name__)

@@ -30,11 +30,11 @@ import torch
 from constraints.after_thought import OutputState
 from constraints.bitmask import Bitmask
 from constraints.spec import Budget, StopRule
-from constraints.worker import zygote
 from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 from model_server.sampling.edits import BITS_PER_WORD, Masks
 from model_server.sampling.plan import Rows
+from processes.zygote import zygote
 from proto.contract import NewSequence, OutputConstraint
 
 

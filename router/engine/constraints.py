@@ -35,7 +35,7 @@ from constraints.schema.trivial_schemas import obvious_len
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
-from constraints.worker.zygote_client import ZygoteFailed
+from processes.zygote.client import ZygoteFailed
 from router.engine.admission import KeyLimits
 from router.engine.observer import StepObserver
 from router.request.errors import (

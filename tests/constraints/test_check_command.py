@@ -16,7 +16,6 @@ from constraints.vocabulary import Vocabulary
 from constraints.worker.jobs import Answer, Job
 from constraints.worker.pool import PoolRules, VocabularyFile
 from constraints.worker.work import Work
-from native.cpu_yield import CpuYield
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.command_line import run_launcher
 
@@ -26,7 +25,7 @@ class WorkHere:
 
     def __init__(self, file: VocabularyFile, rules: PoolRules) -> None:
         vocabulary = _vocabulary(file)
-        self._work = Work(vocabulary, Compiler(vocabulary), rules.cpu_s, 1 << 30, CpuYield())
+        self._work = Work(vocabulary, Compiler(vocabulary), 1 << 30)
 
     async def wait_ready(self) -> None: ...
 

@@ -22,8 +22,9 @@ import models.demo
 from constraints.errors import ConstraintError
 from constraints.results import CheckResult, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, StopRule
-from constraints.worker.jobs import Check, Judge, frame, job_to_json
+from constraints.worker.jobs import Check, Judge, job_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
+from processes.zygote.frames import frame
 from tests.constraints.grammars.rig import compiler, legal
 from tests.constraints.hostile import BLOWS_UP_LATER, BLOWS_UP_ON, NUM_HOSTILE, Hostile, hostile
 

@@ -26,7 +26,6 @@ from constraints.spec import (
     Whitespace,
 )
 from constraints.worker.jobs import (
-    HEADER,
     Answer,
     Bug,
     Check,
@@ -36,12 +35,11 @@ from constraints.worker.jobs import (
     answer_to_json,
     error_from_json,
     error_to_json,
-    frame,
     job_from_json,
     job_to_json,
 )
 from constraints.worker.work import Work
-from native.cpu_yield import CpuYield
+from processes.zygote.frames import HEADER, frame
 from tests.constraints.cases import demo_vocabulary
 
 SPEC = ConstraintSpec(
@@ -139,12 +137,6 @@ def test_an_error_arrives_with_its_class_its_message_and_its_numbers(
     assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
 
 
-def test_a_frame_tells_its_length_in_bytes_and_not_in_characters() -> None:
-    framed = frame({"a": "é"})
-    assert HEADER.unpack(framed[: HEADER.size]) == (len(framed) - HEADER.size,)
-    assert json.loads(framed[HEADER.size :]) == {"a": "é"}
-
-
 def test_an_error_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
     for error in (
         Malformed("the name \ud800", 4, "/\ud800"),
@@ -164,7 +156,7 @@ MAX_LEN = 200
 @pytest.fixture(scope="module")
 def work() -> Work:
     vocabulary = demo_vocabulary()
-    return Work(vocabulary, Compiler(vocabulary), 2.0, 1 << 30, CpuYield())
+    return Work(vocabulary, Compiler(vocabulary), 1 << 30)
 
 
 def checked(work: Work, kind: Kind, text: str) -> Answer:

@@ -19,15 +19,14 @@ from constraints.results import CheckResult, JudgeResult
 from constraints.spec import ConstraintSpec, Kind
 from constraints.worker.jobs import Check, Judge
 from constraints.worker.pool import (
-    IdleWorkers,
     PoolBusy,
     PoolRules,
     TokenBucket,
     VocabularyFile,
     WorkerPool,
 )
-from constraints.worker.zygote_client import ZygoteClient, ZygoteFailed
 from native.time_slice import slice_ns
+from processes.zygote.client import IdleWorkers, Program, ZygoteClient, ZygoteFailed
 from tests.constraints.worker.pools import (
     MAX_LEN,
     children_of,
@@ -349,10 +348,11 @@ def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
 
 
-def arguments(folder: Path) -> tuple[str, ...]:
-    """Of a zygote over the byte tokenizer."""
+def program(folder: Path) -> Program:
+    """A zygote over the byte tokenizer."""
     limits = ("--cpu-s", "60", "--memory-bytes", str(1 << 30))
-    return (*vocabulary_file(folder).arguments(), *limits)
+    arguments = (*vocabulary_file(folder).arguments(), *limits)
+    return Program("constraints.worker", arguments, "workers")
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ async def test_it_can_be_closed_while_its_zygote_reads_the_tokenizer(
     tmp_path: Path, complaints: Callable[[], list[dict[str, Any]]]
 ) -> None:
     num_before = num_sockets(os.getpid())
-    idle_workers = IdleWorkers(arguments(tmp_path), max_low=1)
+    idle_workers = IdleWorkers(program(tmp_path), max_low=1)
     async with asyncio.timeout(30):
         while not zygotes():
             await asyncio.sleep(0.001)
@@ -393,7 +393,7 @@ async def test_a_zygote_that_is_being_started_is_ended_if_nobody_waits_for_it(
     num_turns: int, tmp_path: Path, complaints: Callable[[], list[dict[str, Any]]]
 ) -> None:
     num_before = num_sockets(os.getpid())
-    starting = asyncio.create_task(ZygoteClient.start(arguments(tmp_path)))
+    starting = asyncio.create_task(ZygoteClient.start(program(tmp_path)))
     for _ in range(num_turns):
         await asyncio.sleep(0)
 

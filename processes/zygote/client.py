@@ -1,19 +1,31 @@
-"""The asyncio side of the zygote and its workers: sends jobs, priorities and kills."""
+"""The asyncio side of the zygote and its workers: sends jobs, priorities and kills.
+
+It keeps a zygote and a few idle workers, and replaces those that end, with a growing delay.
+"""
 
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from constraints.worker.jobs import HEADER, MAX_FRAME_BYTES
+from native.cpu_yield import CpuYield
+from processes.zygote.frames import HEADER, MAX_FRAME_BYTES, Frame
 
-_MAX_READ = 1 << 16
+_MAX_READ = 1 << 18
 _MAX_TOLD = 4096
 _LAST_WORDS_S = 2.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+# A zygote that lived so long resets the delay.
+_PROVEN_S = 60.0
+_NUM_SPARES = 2
+
+_logger = logging.getLogger("processes")
 
 
 class ZygoteDown(Exception):
@@ -21,7 +33,7 @@ class ZygoteDown(Exception):
 
 
 class ZygoteFailed(ZygoteDown):
-    """The zygote can never start: its tokenizer is not usable."""
+    """The zygote can never start: what it has to load is not usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,23 @@ class Exit:
 
     status: int | None
     cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a zygote runs: `python -m module` with these arguments, and two of its own.
+
+    --control-fd N    the socket to its owner
+    --cpu-yield PATH  a library for idle work; absent: there is none
+
+    environment: all that it has beside the path of its imports and what its forks need
+    noun: what log lines call it
+    """
+
+    module: str
+    arguments: Sequence[str]
+    noun: str
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class WorkerEnded(Exception):
@@ -57,28 +86,33 @@ class WorkerProcess:
         self.gives_way = False
         self.hurries = False
         self.used_s = 0.0
-        self._asking: asyncio.Task[Any] | None = None
+        self._asking: asyncio.Task[Frame] | None = None
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._channel = channel
         self._zygote_client = zygote_client
 
-    async def ask(self, message: bytes, timeout_s: float | None = None) -> Any:
-        """The answer to a frame; None: it takes longer than `timeout_s`. Raises WorkerEnded."""
+    async def ask(self, *message: bytes, timeout_s: float | None = None) -> Frame | None:
+        """The answer to a frame and its data; None: it takes longer than `timeout_s`.
+
+        Raises WorkerEnded.
+        """
         self._asking = asyncio.get_running_loop().create_task(self._exchange(message))
         return await self.answer(timeout_s)
 
-    async def answer(self, timeout_s: float | None = None) -> Any:
+    async def answer(self, timeout_s: float | None = None) -> Frame | None:
         """Wait further for the answer to `ask`; None: it takes longer. Raises WorkerEnded."""
         assert self._asking is not None
         await asyncio.wait({self._asking}, timeout=timeout_s)
         return self._asking.result() if self._asking.done() else None
 
-    async def _exchange(self, message: bytes) -> Any:
+    async def _exchange(self, message: tuple[bytes, ...]) -> Frame:
         loop = asyncio.get_running_loop()
         try:
-            await loop.sock_sendall(self._channel, message)
-            (num_bytes,) = HEADER.unpack(await self._read(HEADER.size))
-            return json.loads(await self._read(num_bytes))
+            for part in message:
+                await loop.sock_sendall(self._channel, part)
+            num_bytes, num_data_bytes = HEADER.unpack(await self._read(HEADER.size))
+            fields = json.loads(await self._read(num_bytes))
+            return Frame(fields, await self._read(num_data_bytes))
         except (EOFError, OSError):
             self._channel.close()
             raise WorkerEnded(await asyncio.shield(self.ended)) from None
@@ -139,7 +173,7 @@ class ZygoteClient:
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ready: asyncio.Future[Mapping[str, Any]] = loop.create_future()
         self._process = process
         self._control = control
         self._workers: dict[int, WorkerProcess] = {}
@@ -149,10 +183,10 @@ class ZygoteClient:
         self.over = loop.create_task(self._listen())
 
     @classmethod
-    async def start(cls, arguments: Sequence[str]) -> "ZygoteClient":
-        """Start `python -m constraints.worker` with these arguments; `ready`: it serves.
+    async def start(cls, program: Program) -> "ZygoteClient":
+        """Start it; `ready`: it serves, and what it says about itself.
 
-        It gets no environment, since it parses hostile texts.
+        It gets no environment, since it reads hostile input.
         """
         control, theirs = socket.socketpair()
         control.setblocking(False)
@@ -162,8 +196,10 @@ class ZygoteClient:
             "OPENBLAS_NUM_THREADS": "1",
             # With huge pages a vocabulary of 128 000 tokens is forked in 2.4 ms instead of 7.6.
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+            **program.environment,
         }
-        argv = ["-m", "constraints.worker", "--control-fd", str(theirs.fileno()), *arguments]
+        control_fd = str(theirs.fileno())
+        argv = ["-m", program.module, "--control-fd", control_fd, *program.arguments]
         with contextlib.ExitStack() as unless_started, theirs:
             unless_started.callback(control.close)
             process = await asyncio.create_subprocess_exec(
@@ -234,11 +270,11 @@ class ZygoteClient:
         self._last_words.cancel()
         if not self.ready.done():
             said = "".join(self._words).strip().rpartition("\n")[2]
-            self.ready.set_exception(ZygoteDown(f"the compiling process did not start: {said}"))
+            self.ready.set_exception(ZygoteDown(f"it did not start: {said}"))
 
     def _handle(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
-            self.ready.set_result(None)
+            self.ready.set_result(message["ready"])
         elif "failed" in message:
             self.ready.set_exception(ZygoteFailed(message["failed"]))
         else:
@@ -257,6 +293,104 @@ class ZygoteClient:
         assert self._process.stderr is not None
         while part := await self._process.stderr.read(_MAX_TOLD):
             self._words = [*self._words, part.decode(errors="replace")][-2:]
+
+
+class IdleWorkers:
+    """Owner of the zygote. `max_low`: the most idle workers with low priority."""
+
+    def __init__(self, program: Program, max_low: int) -> None:
+        self._program = program
+        self._max_low = max_low
+        self._up: asyncio.Future[ZygoteClient] = asyncio.get_running_loop().create_future()
+        self._spawned = asyncio.Event()
+        self._ready: list[WorkerProcess] = []
+        self._low: list[WorkerProcess] = []
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    async def zygote_client(self) -> ZygoteClient:
+        """The running one; waits until it runs. Raises ZygoteFailed if it cannot start."""
+        return await asyncio.shield(self._up)
+
+    async def wait_spawned(self) -> None:
+        """Return once the first attempt has forked this process, or has failed to."""
+        await self._spawned.wait()
+
+    async def take(self, *, low: bool) -> WorkerProcess:
+        """A worker for one job; `low`: prefer one with low priority.
+
+        Raises ZygoteFailed.
+        """
+        zygote_client = await self.zygote_client()
+        self._ready = [each for each in self._ready if not each.ended.done()]
+        self._low = [each for each in self._low if not each.ended.done()]
+        if low and self._low:
+            return self._low.pop()
+        worker = self._ready.pop() if self._ready else zygote_client.fork()
+        while len(self._ready) < _NUM_SPARES:
+            self._ready.insert(0, zygote_client.fork())
+        return worker
+
+    def put_back(self, worker: WorkerProcess) -> None:
+        """Return a worker after its job."""
+        if not worker.gives_way:
+            self._ready.append(worker)
+        elif len(self._low) < self._max_low:
+            self._low.append(worker)
+        else:
+            worker.close_channel()
+
+    async def close(self) -> None:
+        self._keeping.cancel()
+        await asyncio.wait({self._keeping})
+        if not self._up.done():
+            self._up.set_exception(ZygoteFailed("the workers were stopped"))
+        with contextlib.suppress(ZygoteDown):
+            await (await self._up).close()
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            begun_s = loop.time()
+            try:
+                zygote_client = await self._begin()
+                self._up.set_result(zygote_client)
+                await asyncio.wait({zygote_client.over})
+                reason = "it ended"
+            except ZygoteFailed as error:
+                self._up.set_exception(error)
+                return
+            except (ZygoteDown, OSError) as error:
+                reason = str(error)
+            finally:
+                self._spawned.set()
+            if loop.time() - begun_s > _PROVEN_S:
+                pause_s = _FIRST_PAUSE_S
+            _logger.error("%s: %s; again in %g s", self._program.noun, reason, pause_s)
+            if self._up.done():
+                self._up = loop.create_future()
+            self._ready = []
+            self._low = []
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _begin(self) -> ZygoteClient:
+        """Start a zygote and wait until it serves. Raises ZygoteDown, OSError."""
+        # Compiled here if necessary: the zygote has no environment and so no compiler.
+        cpu_yield = await asyncio.to_thread(CpuYield.load)
+        program = self._program
+        if cpu_yield.path is not None:
+            with_library = (*program.arguments, "--cpu-yield", str(cpu_yield.path))
+            program = replace(program, arguments=with_library)
+        zygote_client = await ZygoteClient.start(program)
+        self._spawned.set()
+        try:
+            # Shielded: a cancelled start still reads from the zygote while ending it.
+            await asyncio.shield(zygote_client.ready)
+        except BaseException:
+            await zygote_client.close()
+            raise
+        return zygote_client
 
 
 def _ignore_answer(asking: "asyncio.Task[Any]") -> None:

@@ -1,14 +1,14 @@
-"""The zygote: a process that has loaded the vocabulary, and forks workers with limits.
+"""The zygote: a process that has loaded what its work needs, and forks workers with limits.
 
     owner --control socket--> zygote --fork--> worker --job socket--> owner
 
 So a killed worker is replaced in milliseconds, while loading a vocabulary of 128 000 tokens takes a
-second. The zygote has one thread, parses no constraint, and ends with its owner; workers end with
-the zygote. Workers are identified by numbers from the owner, so that no signal goes to a process
-that has reused an id.
+second, and transformers ten. The zygote has one thread, reads nothing hostile, and ends with its
+owner; workers end with the zygote. Workers are identified by numbers from the owner, so that no
+signal goes to a process that has reused an id.
 
     owner says   fork N (with a socket) | lower N | pause N | resume N | kill N
-    zygote says  ready | failed REASON | exited N STATUS CPU_S
+    zygote says  ready ABOUT | failed REASON | exited N STATUS CPU_S
 
 No limit depends on the worker's own code: an engine in an endless loop or recursion is ended, too.
 """
@@ -23,9 +23,15 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
+
+from native.cpu_yield import CpuYield
+from processes.zygote.frames import Frame, frame, receive
+
+Data = bytes | bytearray | memoryview
 
 _PR_SET_PDEATHSIG = 1
 # Half of the usual stack of a thread: recursion that works in a worker works in a shard, too.
@@ -114,16 +120,66 @@ def lower_thread_priority(thread_id: int) -> None:
 _MAX_READ = 4096
 _MAX_FDS = 16
 
-Serve = Callable[[socket.socket], None]
+# Memory that stays allocated reduces the next job's limit, so a worker leaves in time.
+_OLD_PART = 4
+
+
+class Work(Protocol):
+    """What workers do."""
+
+    def answer_frame(self, job: Frame) -> tuple[dict[str, Any], Sequence[Data]]:
+        """The fields and the data of the answer to a job; errors are answers, too."""
+
+
+class Worker:
+    """One after the other of the jobs of a process, each with a CPU limit.
+
+    cpu_s:        CPU seconds of a job
+    memory_bytes: the growth of the process; the kernel enforces it
+    cpu_yield:    makes idle work leave its core regularly, see `native/cpu_yield.py`
+    """
+
+    def __init__(self, work: Work, cpu_s: float, memory_bytes: int, cpu_yield: CpuYield) -> None:
+        self._work = work
+        self._cpu_s = cpu_s
+        self._memory_bytes = memory_bytes
+        self._cpu_yield = cpu_yield
+
+    def serve(self, channel: socket.socket) -> None:
+        """Answer jobs until the channel closes, or until this process has to leave.
+
+        Each answer has `leaves`, whether the process leaves, and `used_s`, its total CPU time.
+        """
+        start_bytes = address_space_bytes() or 0
+        is_old = False
+        while not is_old and (job := receive(channel)) is not None:
+            limit_cpu(self._cpu_s)
+            with self._cpu_yield.yielding():
+                fields, data = self._work.answer_frame(job)
+            limit_cpu(0.0)
+            del job
+            grown_bytes = (address_space_bytes() or 0) - start_bytes
+            is_old = _OLD_PART * grown_bytes > self._memory_bytes
+            fields = fields | {"leaves": is_old, "used_s": time.process_time()}
+            channel.sendall(frame(fields, sum(memoryview(each).nbytes for each in data)))
+            for each in data:
+                channel.sendall(each)
 
 
 class Zygote:
-    """Owner of the workers' processes. `serve`: the main function of a worker."""
+    """Owner of the workers' processes. `about`: what its owner is told once it is ready."""
 
-    def __init__(self, control: socket.socket, serve: Serve, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        worker: Worker,
+        memory_bytes: int,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         self._control = control
-        self._serve = serve
+        self._worker = worker
         self._memory_bytes = memory_bytes
+        self._about = dict(about or {})
         self._pids: dict[int, int] = {}
         self._unread = b""
         self._fds: list[int] = []
@@ -138,7 +194,7 @@ class Zygote:
         # A garbage collection would copy every page that is shared with the workers.
         gc.collect()
         gc.freeze()
-        self.say({"ready": True})
+        self.say({"ready": self._about})
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(wakeup, selectors.EVENT_READ)
@@ -213,7 +269,7 @@ class Zygote:
                 os.dup2(devnull, standard)
             limit_memory(self._memory_bytes)
             with socket.socket(fileno=fd) as channel:
-                self._serve(channel)
+                self._worker.serve(channel)
             status = 0
         finally:
             # Without interpreter shutdown, which would close objects of the zygote.
