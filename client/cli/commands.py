@@ -60,6 +60,15 @@ QueryJson = Annotated[
 ]
 
 
+def _server(url: str | None, key: str | None) -> tuple[str, str | None]:
+    """Its URL and key: those given, or those of the environment; a key may be in the URL."""
+    from client.lmtp.address import read_address
+
+    config = read_config()
+    place = url or config.url
+    return place, key or read_address(place).key or config.api_key
+
+
 def client(
     url: UrlArgument = None,
     model: ModelArgument = None,
@@ -79,15 +88,10 @@ def client(
     Ctrl-C.
     """
     from client.cli.client import ClientSettings, run_client
-    from client.lmtp.address import read_address
 
-    config = read_config()
-    place = url or config.url
+    place, key = _server(url, api_key)
     settings = ClientSettings(
-        url=place,
-        api_key=api_key or read_address(place).key or config.api_key,
-        model=model,
-        state_folder=config.state_folder,
+        url=place, api_key=key, model=model, state_folder=read_config().state_folder
     )
     raise typer.Exit(run_client(settings))
 
@@ -108,11 +112,8 @@ def top(
     """
     from client.cli.top import TopSettings
     from client.cli.top import top as run_top
-    from client.lmtp.address import read_address
 
-    config = read_config()
-    place = url or config.url
-    key = api_key or read_address(place).key or config.api_key
+    place, key = _server(url, api_key)
     raise typer.Exit(run_top(TopSettings(place, key, period, count)))
 
 
@@ -133,11 +134,8 @@ def batch(
     Exit codes: 0 all lines are answered; 1 some failed, or no server; 130 after Ctrl-C.
     """
     from client.cli.batch import BatchSettings, run_batch
-    from client.lmtp.address import read_address
 
-    config = read_config()
-    place = url or config.url
-    key = api_key or read_address(place).key or config.api_key
+    place, key = _server(url, api_key)
     raise typer.Exit(run_batch(BatchSettings(source, target, place, key, batch_id)))
 
 
@@ -164,16 +162,14 @@ def query(
     from client.cli.query import QuerySettings, read_variables
     from client.cli.query import query as run_query
     from client.cli.terminal import ExitCode
-    from client.lmtp.address import read_address
 
-    config = read_config()
-    place = url or config.url
     try:
+        place, key = _server(url, api_key)
         settings = QuerySettings(
             file=file,
             variables=read_variables(variables or []),
             url=place,
-            api_key=api_key or read_address(place).key or config.api_key,
+            api_key=key,
             model=model,
             trace=trace,
             as_json=as_json,

@@ -12,7 +12,7 @@ program `[X: f]` and `[X: f(x)]` accept both.
 """
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from functools import update_wrapper, wraps
@@ -21,7 +21,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, 
 
 from client.query.program import Program
 from client.query.reading.compiled_functions import Enclosing, enclosing
-from client.query.reading.program_errors import without_values
 from client.query.reading.reader import read_function, read_template
 from client.query.running.request_sender import watched
 from client.query.running.results import Result, State
@@ -104,7 +103,6 @@ class Query(Generic[P, R, ValueT]):
 
     async def run_all(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[ValueT], ...]:
         """All results of the decoder."""
-        self._check(args, kwargs)
         results = await execute(self._program, self._choices, args, kwargs)
         return cast("tuple[Result[ValueT], ...]", results)
 
@@ -112,7 +110,6 @@ class Query(Generic[P, R, ValueT]):
         self, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[State | Result[ValueT], None]:
         """The partial states of a run, then its results."""
-        self._check(args, kwargs)
         states = watched(
             lambda on_state: execute(self._program, self._choices, args, kwargs, on_state)
         )
@@ -134,9 +131,6 @@ class Query(Generic[P, R, ValueT]):
             return self
         function = self._function and MethodType(self._function, instance)
         return type(self)(bound(self._program, instance), self._choices, function)
-
-    def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
-        """Raises ProgramFailed if Python's own message about wrong arguments would mislead."""
 
     def _returned(self, result: Result[ValueT]) -> R:
         # R is the type of the value or of the Result: see the overloads of `query`.
@@ -193,12 +187,6 @@ class Template(Query[..., Any, Any]):
     def __call__(self, **keywords: object) -> Any:
         """The hole's value; a dict for several holes."""
         return self._returned(wait_for(self.run(**keywords), "await run(...)"))
-
-    def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
-        program = self._program
-        left = [name for name in program.parameters[len(arguments) :] if name not in keywords]
-        if left:
-            raise without_values(program, left)
 
     def _returned(self, result: Result[Any]) -> Any:
         values = dict(result.variables)

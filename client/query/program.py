@@ -100,7 +100,6 @@ class Program:
 
     decoder, model:   evaluated at each run with the same arguments, since clauses may use
                       parameters; None: the clause is absent
-    parameter_places: where the parameters of a template first occur
     hole_names:       all names of holes in its text
     returns:          whether it returns a value somewhere
     """
@@ -113,7 +112,6 @@ class Program:
     returns: bool
     decoder: Callable[..., DecoderClause] | None = None
     model: Callable[..., ModelClause] | None = None
-    parameter_places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,16 +339,11 @@ def _taking(body: types.FunctionType, around: Surroundings) -> Callable[..., Any
     return called
 
 
-def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> dict[str, Place]:
-    """The unbound names that a program uses, by their first places."""
-    nodes = Nodes(text)
-    program = rewrite_program(nodes, layout, around)
+def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> list[str]:
+    """The unbound names that a program uses, in the order of their first places."""
+    program = rewrite_program(Nodes(text), layout, around)
     known = program.hole_names | program.bound | set(dir(builtins))
-    return {
-        name: text.place(nodes.span(node))
-        for name, node in program.used.items()
-        if name not in known and not scope.has(name)
-    }
+    return [name for name in program.used if name not in known and not scope.has(name)]
 
 
 def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> types.FunctionType:

@@ -4,7 +4,7 @@ import builtins
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import unwrap
 from pathlib import Path
@@ -92,13 +92,6 @@ def _called_wrongly(error: Exception, program: Program) -> Place | None:
     defined = re.search(rf"\bdef\s+{re.escape(program.name)}\b", text.text)
     first_line = (0, text.offset(1, len(text.text)))
     return text.place(SourceSpan(*(first_line if defined is None else defined.span())))
-
-
-def without_values(template: Program, names: Sequence[str]) -> ProgramFailed:
-    """The error of a template called without values, at the first of these names."""
-    call = ", ".join(f"{name}=..." for name in names)
-    what = f"values are missing; a call gives them by their names: ({call})"
-    return ProgramFailed(what, template.parameter_places.get(names[0]), template.source)
 
 
 def _innermost(error: BaseException, program: Program) -> TracebackType | None:

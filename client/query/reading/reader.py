@@ -245,11 +245,10 @@ def _template(
     plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     try:
-        places = free_names(text, layout, plain, scope)
-        names = [inspect.Parameter(each, kind) for each in places]
-        around = replace(plain, parameters=inspect.Signature(names))
-        program = compile_program(text, layout, around, scope, filename_of(text.source))
-        return replace(program, parameter_places=places)
+        free = free_names(text, layout, plain, scope)
+        parameters = inspect.Signature([inspect.Parameter(each, kind) for each in free])
+        around = replace(plain, parameters=parameters)
+        return compile_program(text, layout, around, scope, filename_of(text.source))
     except RecursionError:
         raise text.bad(_TOO_DEEP, 0) from None
 

@@ -500,23 +500,13 @@ def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:
 
 def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
     ask = F("Say a {a} and {b!r}: [X]", model=THREE)
-    with pytest.raises(ProgramFailed) as caught:
+    with pytest.raises(ProgramFailed, match=r"<template>\(\) missing a required argument: 'a'"):
         ask()
-
-    assert str(caught.value).split("\n") == [
-        "<template>:1:11: values are missing; a call gives them by their names: (a=..., b=...)",
-        '    """Say a {a} and {b!r}: [X]"""',
-        "              ^",
-    ]
-    with pytest.raises(ProgramFailed, match=r"^<template>:1:19: .* by their names: \(b=\.\.\.\)"):
+    with pytest.raises(ProgramFailed, match=r"<template>\(\) missing a required argument: 'b'"):
         ask.run_sync(a=1)
     with pytest.raises(ProgramFailed, match=r"^<template>:1:1: TypeError: .* argument 'c'"):
         ask(a=1, b=2, c=3)
-    with pytest.raises(ProgramFailed, match=r"^<template>:1:11: values are missing"):
-        F("{{a}} {a}[X]", model=THREE)()
-    with pytest.raises(ProgramFailed, match=r"^<template>:1:13: values are missing"):
-        F("a {b.a} {a}[X]", model=THREE)(b=1)
-    with pytest.raises(ProgramFailed, match=r"^<template>:1:28: values are missing"):
+    with pytest.raises(ProgramFailed, match="missing a required argument: 'a'"):
         F("a [X]", "len(X) < a", model=THREE)()
     assert ask.run_sync("x", "y").prompt == "Say a x and 'y': 3"
 
