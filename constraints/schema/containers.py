@@ -50,9 +50,6 @@ def pattern_properties(place: Place, value: Json, pointer: str) -> None:
         translated = engine_pattern(place, _cell([*allowed, *inside], outside), pointer)
         if translated is not None:
             patterns[translated] = _rule(place, value, inside, pointer)
-    if len(enforced) < len(value):
-        # The keys of the rest are no others.
-        place.out["additionalProperties"] = True
     # Other keywords may have been handled before.
     place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
 

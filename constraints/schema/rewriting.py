@@ -280,7 +280,7 @@ class _Rewriter:
         self._pending: list[str] = []
         self._num_schemas = 0
         self._not_enforced: list[str] = []
-        self._given_up: list[str] = []
+        self._given_up: dict[str, None] = {}
         self._sources: list[tuple[dict[str, Json], str, Json]] = []
         self._origins: dict[int, str] = {}
         self._needs_u: list[str] = []
@@ -315,7 +315,7 @@ class _Rewriter:
             list(dict.fromkeys(self._not_enforced)),
             self._origins,
             self._needs_u,
-            self._given_up,
+            [*self._given_up],
             self._sources,
         )
 
@@ -326,7 +326,7 @@ class _Rewriter:
         if not self._lenient:
             raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
         self._not_enforced.append(pointer)
-        self._given_up.append(pointer)
+        self._given_up[pointer] = None
 
     def note(self, pointer: str) -> None:
         """Records what asserts nothing that is known, and so is not enforced."""
@@ -355,6 +355,10 @@ class _Rewriter:
         if also:
             out["allOf"] = [*out.get("allOf", ()), *also]
         put_patterns_last(out)
+        patterns = [below(pointer, each) for each in ("patternProperties", "propertyNames")]
+        if any(each in self._given_up for each in patterns):
+            # Which keys are others is not known.
+            out.pop("additionalProperties", None)
         return self._made(out, pointer, raw)
 
     def _made(self, out: dict[str, Json], pointer: str, raw: Json) -> Json:

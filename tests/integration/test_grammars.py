@@ -152,6 +152,37 @@ def test_a_lenient_schemas_texts_are_judged_by_the_patterns_that_masks_kept(
     assert answer["details"]["constraint_satisfied"] is True
 
 
+def test_what_masks_cannot_keep_is_judged_where_a_value_ends(server: RunningServer) -> None:
+    share = {"type": "number", "not": {"type": "integer"}, "minimum": 0, "maximum": 9}
+    options = [{"required": ["share"]}, {"required": ["note"]}]
+    schema = {
+        "type": "object",
+        "properties": {"note": {"type": "string", "maxLength": 8}, "share": share},
+        "anyOf": options,
+        "additionalProperties": False,
+    }
+    body = {
+        "model": "tgi",
+        "messages": [{"role": "user", "content": "Your share?"}],
+        "max_tokens": 30,
+        "temperature": 1.5,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "share", "schema": schema},
+            "closing_checks": True,
+            "key_order": "any",
+        },
+    }
+    for seed in range(4):
+        answer = posted(server, "/v1/chat/completions", {**body, "seed": seed})
+        choice = answer.json()["choices"][0]
+        assert choice["constraint_satisfied"] is True
+        told = json.loads(choice["message"]["content"])
+        assert told
+        assert told.get("share", 0.5) % 1 != 0
+        assert "x-not-enforced" not in answer.headers
+
+
 # What masks cannot keep whole, with the place that is left out.
 ODD: list[tuple[dict[str, Any], str]] = [
     (
