@@ -98,6 +98,8 @@ class Eyes:
     image_token_id: the token of a span in whose place a row goes
     row_scale:      of rows, where an executor's embeddings are larger than the class's own
     is_taken_apart: the weights of its decoder are elsewhere, so that steps do not call the model
+
+    Raises Blind for a model that is all decoder.
     """
 
     def __init__(
@@ -115,7 +117,9 @@ class Eyes:
         self._decoder = decoder_of(module)
         self._row_scale = row_scale
         own = {id(parameter) for parameter in self._decoder.parameters()}
-        tower = next(each for each in module.parameters() if id(each) not in own)
+        tower = next((each for each in module.parameters() if id(each) not in own), None)
+        if tower is None:
+            raise Blind("nothing in it sees")
         self._dtype = tower.dtype
         self._device = tower.device
         if is_taken_apart:

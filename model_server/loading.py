@@ -213,7 +213,12 @@ def load_checked(
     with the reason, and OutOfMemory when the weights do not fit.
     """
     _require_room(settings.device, checked.bytes_of_rank, world)
-    seeing = Seeing(checked.image_token_id, checked.left_out, checked.blind_reason)
+    seeing = Seeing(
+        checked.image_token_id,
+        checked.left_out,
+        checked.blind_reason,
+        _kept_evidence(settings, checked),
+    )
     seeing.take(settings.folder, noise, trust_remote_code=settings.trust_remote_code)
     if checked.recipe is None:
         return _load_zoo(settings, checked, world, checked.fallback_reason, seeing)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from model_server.errors import ImageRefused
 from model_server.executor.dense import logits_in_chunks
 from model_server.executor.dense_cpu import DenseCpu
+from model_server.executor.evidence import ImageEvidence, KeptEvidence
 from model_server.executor.executor import Executor, ModelSight
 from model_server.eyes import Blind, Eyes, Facts
 from model_server.images import Gallery, SequenceImages, tensors_of
@@ -68,15 +69,22 @@ class Seeing:
 
     image_token_id: None: it does not see, for the reason that is given, if there is one
     left_out:       names of the parts that it does without then
+    kept:           what an earlier shard left, and a later one finds
     """
 
     def __init__(
-        self, image_token_id: int | None, left_out: Sequence[str], blind_reason: str | None
+        self,
+        image_token_id: int | None,
+        left_out: Sequence[str],
+        blind_reason: str | None,
+        kept: KeptEvidence | None = None,
     ) -> None:
         self.sight: ModelSight | None = None
         self.blind_reason = blind_reason
         self._image_token_id = image_token_id
         self._left_out = left_out
+        self._kept = kept
+        self._native: Tensor | None = None
         self._noise: ProcessedImage | None = None
         self._proof: _Proof | None = None
 
@@ -89,6 +97,11 @@ class Seeing:
         """Take an image; None: the checkpoint's processor makes one."""
         if self._image_token_id is None:
             return
+        found = None if self._kept is None else self._kept.read_image()
+        if found is not None:
+            self._native = found.native
+            arrays = {name: each.numpy() for name, each in found.tensors.items()}
+            noise = ProcessedImage(tuple(found.span_ids.tolist()), arrays)
         try:
             self._noise = noise or _noise(folder, trust_remote_code)
         except Blind as reason:
@@ -99,10 +112,15 @@ class Seeing:
         if self._noise is None or self._image_token_id is None:
             return
         try:
-            self._proof = _proof(model, self._image_token_id, self._noise, recipe)
+            self._proof = _proof(model, self._image_token_id, self._noise, recipe, self._native)
         except Blind as reason:
             self._be_blind(reason)
             leave_out(model.module, self._left_out)
+            return
+        if self._kept is not None and self._native is None:
+            span_ids = torch.tensor(self._noise.span_ids)
+            tensors = tensors_of(self._proof.image)
+            self._kept.write_image(ImageEvidence(span_ids, tensors, self._proof.expected))
 
     @torch.inference_mode()
     def end(self, executor: Executor, *, is_rounded: bool = False) -> None:
@@ -126,8 +144,11 @@ class Seeing:
             max_error = _MAX_ROUNDED_ERROR if is_rounded else MAX_ERRORS[proof.expected.dtype]
             _require_near(executor, eyes, proof, max_error)
             self.sight = ModelSight(eyes, proof.facts)
-        except Blind as reason:
-            self._be_blind(reason)
+        # Text is served all the same, however the classes of other people fail.
+        except Exception as error:  # noqa: BLE001
+            if not isinstance(error, Blind):
+                error = Blind(f"with an image it fails: {type(error).__name__}: {error}")
+            self._be_blind(error)
             leave_out(proof.model.module, self._left_out)
 
     def _be_blind(self, reason: Blind) -> None:
@@ -151,9 +172,13 @@ def _noise(folder: Path, trust_remote_code: bool) -> ProcessedImage:
 
 
 def _proof(
-    model: HfModel, image_token_id: int, noise: ProcessedImage, recipe: Recipe | None
+    model: HfModel,
+    image_token_id: int,
+    noise: ProcessedImage,
+    recipe: Recipe | None,
+    native: Tensor | None,
 ) -> _Proof:
-    """Raises Blind for a model whose images are not served."""
+    """native: the logits, if they are known. Raises Blind for a model that does not see."""
     if image_token_id not in noise.span_ids:
         raise Blind(f"its processor writes no image_token_id, {image_token_id}, for an image")
     image = Image(b"", _NUM_BEFORE, len(noise.span_ids), _tensors(noise))
@@ -169,7 +194,9 @@ def _proof(
         if facts.unserved:
             raise Blind(f"its decoder is handed {', '.join(sorted(facts.unserved))}, too")
         eyes.look(span_ids, tensors)
-        expected = _native_logits(model, token_ids, tensors)
+        expected = native
+        if expected is None:
+            expected = _native_logits(model, token_ids, tensors)
     except ImageRefused as error:
         raise Blind(f"its class does not take what its processor makes: {error}") from error
     axes: list[npt.NDArray[np.int64]] = []

@@ -5,9 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from model_server.checkpoint.check import ModelSettings
 from model_server.engine.distributed import World
 from model_server.errors import InvalidStep
 from model_server.executor import seeing
@@ -15,8 +18,12 @@ from model_server.executor.dense import logits_in_chunks
 from model_server.executor.executor import PagedModel
 from model_server.eyes import Eyes, Layout, Sight
 from model_server.images import Gallery, SequenceImages
+from model_server.loading import load_model
 from model_server.recipe.proof import relative_error
-from processes.image_processor import ProcessedImage
+from processes.image_processor import ImageProcessor, ProcessedImage
+from proto.contract import Image, ImageTensor
+from tests import seeing_checkpoint
+from tests.byte_tokenizer import byte_ids
 from tests.model_server import seeing_models
 from tests.model_server.engine.driver import load
 from tests.model_server.seeing_models import IMAGE_ID, Prompt, SeeingModel
@@ -66,6 +73,39 @@ def test_logits_of_two_images_are_those_of_the_class(
         actual = logits_of(model, prompt)
         assert relative_error(actual, logits) < 1e-5
         assert float((actual - logits).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3"])
+def test_with_its_own_processor_a_prompt_is_what_transformers_makes_of_it(
+    name: str, tmp_path: Path
+) -> None:
+    folder = seeing_checkpoint.save(name, tmp_path)
+    sizes = ((40, 60, 3), (70, 33, 3))
+    images = [np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    whole_processor: Any = AutoProcessor.from_pretrained(folder)
+    text = "see <image> and <image>, then say"
+    whole = whole_processor(text=text, images=images, return_tensors="pt")
+    reference: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    with torch.inference_mode():
+        expected = reference(**whole).logits[0]
+
+    processor = ImageProcessor(folder, trust_remote_code=False)
+    assert processor.marker == "<image>"
+    token_ids: list[int] = []
+    spans: list[Image] = []
+    for words, image in zip(text.split("<image>"), (*images, None), strict=True):
+        token_ids += byte_ids(words)
+        if image is not None:
+            made = processor.process(image)
+            tensors = {
+                key: ImageTensor(each.dtype.name, each.shape, each.tobytes())
+                for key, each in made.tensors.items()
+            }
+            spans.append(Image(b"%d" % len(spans), len(token_ids), len(made.span_ids), tensors))
+            token_ids += made.span_ids
+    assert token_ids == whole["input_ids"][0].tolist()
+    actual = logits_of(load(folder, World()), Prompt(tuple(token_ids), tuple(spans), {}))
+    assert relative_error(actual, expected) < 1e-5
 
 
 def test_in_16_bits_it_is_as_near_as_its_class(tmp_path: Path) -> None:
@@ -153,6 +193,31 @@ def test_what_its_processor_makes_and_its_class_does_not_take_is_told(
     assert str(model.blind_reason).startswith(reason)
 
 
+def test_the_next_shard_need_not_make_the_image_nor_compute_of_it_in_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = seeing_checkpoint.save("llava", tmp_path / "model")
+    kept = ModelSettings(
+        folder, torch.device("cpu"), dtype="float32", kept_evidence=tmp_path / "kept.safetensors"
+    )
+    assert load_model(kept, World()).sight is not None
+    monkeypatch.delattr(seeing, "_native_logits")
+    monkeypatch.delattr(seeing, "_noise")
+    assert load_model(kept, World()).sight is not None
+    # It is held to what was left all the same.
+    look = Eyes.look
+    monkeypatch.setattr(Eyes, "look", lambda *given: shifted(look(*given)))
+    assert str(load_model(kept, World()).blind_reason).startswith("with an image its logits")
+
+
+def test_whatever_goes_wrong_with_the_image_text_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SequenceImages, "rows", lambda *_: 1 / 0)
+    model = loaded(seeing_models.build("llava"), tmp_path)
+    assert model.blind_reason == "with an image it fails: ZeroDivisionError: division by zero"
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "cpu"])
 def test_where_attention_is_causal_alone_what_sees_ahead_is_not_served(
     attention: str, tmp_path: Path
@@ -176,7 +241,7 @@ def test_an_image_that_sees_ahead_is_never_cut(tmp_path: Path) -> None:
         images.key_ends(0, stop - 1)
 
 
-def test_a_checkpoint_without_a_processor_is_served_for_text(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_processor_cannot_be_opened_is_served_for_text(tmp_path: Path) -> None:
     model = loaded(seeing_models.build("llava"), tmp_path, noise=None)
     assert model.sight is None
-    assert model.blind_reason is not None
+    assert str(model.blind_reason).startswith("its processor cannot be used: ")
