@@ -12,8 +12,11 @@ from model_server.errors import InvalidStep, ShardError
 from model_server.service.service import Failures, Lease
 from model_server.service.step_socket import taking_steps
 from proto import generate_pb2 as pb
+from proto.contract import Batch, NewSequence, SamplingParams, StopParams
 from proto.frames import frame_bytes
+from router.shards.shards import Shards, ShardTimeouts
 from router.shards.step_socket import StepSocket
+from tests.fakes import FakeShard, serving
 
 
 class Steps:
@@ -90,6 +93,20 @@ async def test_bytes_that_are_no_step_are_refused(steps: Steps, tmp_path: Path) 
     assert answer[4] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert answer[5:].startswith(b"it is no message")
     writer.close()
+
+
+async def test_a_router_sends_its_decode_steps_there(steps: Steps, tmp_path: Path) -> None:
+    shard = FakeShard()
+    shard.step_socket = str(tmp_path / "s")
+    new = NewSequence(7, (10, 11), 2, 0, 2, (0,), SamplingParams(), StopParams(max_new_tokens=8))
+    async with serving(shard) as address:
+        shards = await Shards.connect(address, ShardTimeouts(), first_epoch=100)
+        await shards.step(Batch(1, (new,), (), (), (), 2, 0))
+        answer = shards.step(Batch(2, (), (), (7,), (), 1, 1))
+        steps.answer_of(2).set_result(pb.StepResponse(epoch=101, request_ids=[7], total_ns=5))
+        assert (await answer).total_s == 5e-9
+        assert "Decode" not in [method for method, _ in shard.calls]
+        await shards.close()
 
 
 async def test_steps_of_a_router_that_left_are_given_up(steps: Steps, tmp_path: Path) -> None:
