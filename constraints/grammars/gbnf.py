@@ -36,13 +36,18 @@ from constraints.grammars.gbnf_terminals import (
     split_terminals,
 )
 from constraints.regex import syntax
-from constraints.regex.char_sets import NUM_CODE_POINTS, Ranges
-from constraints.regex.writing import written
+from constraints.regex.char_sets import (
+    NUM_CODE_POINTS,
+    SURROGATES,
+    complement,
+    encodable,
+    united,
+)
+from constraints.regex.writing import bounds, written
 
 ROOT = "root"
 MAX_REPEAT = 1_000_000
 _MAX_NESTING = 50
-_SURROGATES = (0xD800, 0xDFFF)
 _WORDS = re.compile(
     r"""
     (?P<blank>   [ \t\r\n]+ | \#[^\n]* )
@@ -204,7 +209,7 @@ class _Reader:
         if word.text == "(":
             return self._group(word)
         if word.text == ".":
-            return CharSet(_without(()))
+            return CharSet(encodable(((0, NUM_CODE_POINTS - 1),)))
         raise self._wrong(word, f"nothing before `{word.text}` to repeat")
 
     def _group(self, word: _Word) -> Term:
@@ -258,7 +263,7 @@ class _Reader:
                 end = at + 1
             else:
                 code, end = self._escape(at)
-            if code >= NUM_CODE_POINTS or _SURROGATES[0] <= code <= _SURROGATES[1]:
+            if code >= NUM_CODE_POINTS or SURROGATES[0] <= code <= SURROGATES[1]:
                 raise complaint(self._text, at, end, "no such character")
             found.append((code, char != "\\"))
             at = end
@@ -286,22 +291,11 @@ class _Reader:
                 raise self._wrong(word, "a range whose end is before its beginning")
             ranges.append((low, high))
             at += 1
-        others = _without(ranges)
-        kept = others if is_negated else _without(others)
+        named = united([tuple(ranges)])
+        kept = encodable(complement(named) if is_negated else named)
         if not kept:
             raise self._wrong(word, "a set of no characters")
         return CharSet(kept)
-
-
-def _without(ranges: "Ranges | list[tuple[int, int]]") -> Ranges:
-    """All characters except these, without surrogates."""
-    found: list[tuple[int, int]] = []
-    begin = 0
-    for first, last in sorted([*ranges, _SURROGATES, (NUM_CODE_POINTS, NUM_CODE_POINTS)]):
-        if begin < first:
-            found.append((begin, first - 1))
-        begin = max(begin, last + 1)
-    return tuple(found)
 
 
 # The engine counts symbols in 16 bits.
@@ -345,7 +339,7 @@ class _Writer:
             case Alternation(options):
                 return f"({' | '.join(map(self._rule, options))})"
             case Repetition(part, min_count, max_count):
-                return f"({self._rule(part)}){_bounds(min_count, max_count)}"
+                return f"({self._rule(part)}){bounds(min_count, max_count)}"
             case _:
                 return '""'
 
@@ -410,17 +404,6 @@ class _Writer:
             case Repetition(part, min_count, max_count):
                 return syntax.Repeat(self._pattern(part), min_count, max_count)
         raise AssertionError("no terminal stands in a terminal")
-
-
-def _bounds(min_count: int, max_count: int | None) -> str:
-    match min_count, max_count:
-        case 0, None:
-            return "*"
-        case 1, None:
-            return "+"
-        case 0, 1:
-            return "?"
-    return f"{{{min_count},{'' if max_count is None else max_count}}}"
 
 
 def to_grammar(text: str) -> str:

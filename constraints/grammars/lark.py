@@ -42,7 +42,13 @@ from constraints.errors import (
     complaint,
 )
 from constraints.guiding.alphabet import byte_vocabulary
-from constraints.regex.char_sets import NUM_CODE_POINTS, Ranges, first_bytes
+from constraints.regex.char_sets import (
+    Ranges,
+    complement,
+    encodable,
+    first_bytes,
+    united,
+)
 from constraints.regex.syntax import (
     Chars,
     Choice,
@@ -495,7 +501,6 @@ _NUMBER_BOUNDS = ("multipleOf", "inimum", "aximum")
 # Words of a terminal: loops outside of patterns, and operators that restrict a pattern.
 _LOOPS = frozenset("+*{")
 _EXCLUSIONS = frozenset("&~")
-_SURROGATES = (0xD800, 0xDFFF)
 _DIGITS: Ranges = ((0x30, 0x39),)
 
 
@@ -558,22 +563,10 @@ def _members(chars: Chars) -> Ranges:
     if not chars.negated:
         # `\d` and `\w` contain all digits.
         has_digits = any(name.startswith("[") for name in chars.named)
-        return _encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
+        return encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
     if chars.named or chars.folded:
         return ()
-    rest = []
-    start = 0
-    for first, last in sorted(chars.ranges):
-        rest.append((start, first - 1))
-        start = max(start, last + 1)
-    return _encodable((*rest, (start, NUM_CODE_POINTS - 1)))
-
-
-def _encodable(ranges: Ranges) -> Ranges:
-    low, high = _SURROGATES
-    pieces = [(first, min(last, low - 1)) for first, last in ranges]
-    pieces += [(max(first, high + 1), last) for first, last in ranges]
-    return tuple((first, last) for first, last in pieces if first <= last)
+    return encodable(complement(united([chars.ranges])))
 
 
 _REFUSED_STATEMENTS = {

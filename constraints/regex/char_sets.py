@@ -30,6 +30,7 @@ from constraints.regex.limits import OutOfReach
 Ranges = tuple[tuple[int, int], ...]
 
 NUM_CODE_POINTS = 0x110000
+SURROGATES = (0xD800, 0xDFFF)
 # What str.split() splits at.
 WHITESPACE: Ranges = (
     (0x09, 0x0D),
@@ -300,17 +301,17 @@ def matched(op: Any, argument: Any, flags: int) -> Ranges:
     if op is ops.LITERAL:
         return _folded(((argument, argument),), flags)
     if op is ops.NOT_LITERAL:
-        return _without(_folded(((argument, argument),), flags))
+        return complement(_folded(((argument, argument),), flags))
     if op is ops.ANY:
-        return _without(() if flags & re.DOTALL else _NEWLINE)
+        return complement(() if flags & re.DOTALL else _NEWLINE)
     if op is not ops.IN:
         raise OutOfReach(f"{op} in a pattern")
     is_negated = argument[0][0] is ops.NEGATE
     # A category applies to the character itself, not to its other case.
-    plain = _united(_plain(*item) for item in argument[is_negated:] if item[0] is not ops.CATEGORY)
+    plain = united(_plain(*item) for item in argument[is_negated:] if item[0] is not ops.CATEGORY)
     named = [_named(item[1], flags) for item in argument if item[0] is ops.CATEGORY]
-    ranges = _united([_folded(plain, flags), *named])
-    return _without(ranges) if is_negated else ranges
+    ranges = united([_folded(plain, flags), *named])
+    return complement(ranges) if is_negated else ranges
 
 
 def word_characters(is_ascii: bool) -> Ranges:
@@ -332,7 +333,7 @@ def _named(category: Any, flags: int) -> Ranges:
     if known is None:
         raise OutOfReach(f"{name} in a pattern")
     ranges = _category(known, bool(flags & re.ASCII))
-    return _without(ranges) if name.startswith("NOT_") else ranges
+    return complement(ranges) if name.startswith("NOT_") else ranges
 
 
 @cache
@@ -357,7 +358,7 @@ def in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
     members = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
     flags = re.IGNORECASE | (re.ASCII if is_ascii else re.UNICODE)
     matches = re.compile(f"[{members}]", flags).match
-    return _united([ranges, *(((code, code),) for code in _cased() if matches(chr(code)))])
+    return united([ranges, *(((code, code),) for code in _cased() if matches(chr(code)))])
 
 
 def _folded(ranges: Ranges, flags: int) -> Ranges:
@@ -366,8 +367,8 @@ def _folded(ranges: Ranges, flags: int) -> Ranges:
     return in_any_case(ranges, bool(flags & re.ASCII))
 
 
-def _united(several: Iterable[Ranges]) -> Ranges:
-    """The union, with adjacent ranges joined."""
+def united(several: Iterable[Ranges]) -> Ranges:
+    """The union, sorted, with adjacent ranges joined."""
     united: list[tuple[int, int]] = []
     for first, last in sorted(piece for ranges in several for piece in ranges):
         if united and first <= united[-1][1] + 1:
@@ -377,8 +378,13 @@ def _united(several: Iterable[Ranges]) -> Ranges:
     return tuple(united)
 
 
-def _without(ranges: Ranges) -> Ranges:
-    """All other code points."""
+def complement(ranges: Ranges) -> Ranges:
+    """All other code points; of sorted ranges that do not overlap."""
     bounds = ((0, -1), *ranges, (NUM_CODE_POINTS, NUM_CODE_POINTS))
     pieces = ((before[1] + 1, after[0] - 1) for before, after in pairwise(bounds))
     return tuple((first, last) for first, last in pieces if first <= last)
+
+
+def encodable(ranges: Ranges) -> Ranges:
+    """The same characters without surrogates, which have no UTF-8."""
+    return complement(united([complement(united([ranges])), (SURROGATES,)]))

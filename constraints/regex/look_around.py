@@ -18,7 +18,7 @@ import numpy as np
 
 from constraints.errors import NotEnforced
 from constraints.regex.automaton import Automaton, can_reach, refined
-from constraints.regex.char_sets import NUM_CODE_POINTS, Ranges
+from constraints.regex.char_sets import NUM_CODE_POINTS, SURROGATES, Ranges, complement, united
 from constraints.regex.dfa import matches
 from constraints.regex.limits import TooManyStates
 from constraints.regex.syntax import (
@@ -36,7 +36,6 @@ from constraints.regex.syntax import (
 _MAX_LIVE_STATES = 200
 # The most sets of characters in what leads from one state to another.
 _MAX_SIZE = 2000
-_SURROGATES = (0xD800, 0xDFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def _sets(automaton: Automaton) -> list[list[tuple[int, int]]]:
     found: list[list[tuple[int, int]]] = [[] for _ in range(automaton.steps.shape[1])]
     starts = automaton.partition.starts.tolist()
     ends = [*starts[1:], NUM_CODE_POINTS]
-    low, high = _SURROGATES
+    low, high = SURROGATES
     for start, end, label in zip(starts, ends, automaton.partition.labels.tolist(), strict=True):
         pieces = [(start, min(end - 1, low - 1)), (max(start, high + 1), end - 1)]
         found[label] += [(first, last) for first, last in pieces if first <= last]
@@ -295,18 +294,9 @@ def _written(chars: Chars) -> str:
 
 def _ranges(chars: Chars) -> Ranges:
     """The characters of a set, in order."""
-    members = list(chars.ranges)
-    for name in chars.named:
-        members.extend(_category(name.removeprefix(r"\p{").removesuffix("}")))
-    if not chars.negated:
-        return tuple(sorted(members))
-    rest = []
-    begin = 0
-    for first, last in sorted(members):
-        if begin < first:
-            rest.append((begin, first - 1))
-        begin = max(begin, last + 1)
-    return (*rest, (begin, NUM_CODE_POINTS - 1)) if begin < NUM_CODE_POINTS else tuple(rest)
+    names = (name.removeprefix(r"\p{").removesuffix("}") for name in chars.named)
+    members = united([chars.ranges, *map(_category, names)])
+    return complement(members) if chars.negated else members
 
 
 @lru_cache(maxsize=32)

@@ -295,12 +295,13 @@ def written(pattern: Pattern) -> str:
             inner = written(part)
             if not isinstance(part, Chars | Choice):
                 inner = f"(?:{inner})"
-            return inner + _bounds(min_count, max_count)
+            return inner + bounds(min_count, max_count)
         case Anchor():
             raise AssertionError("anchors are gone by now")
 
 
-def _bounds(min_count: int, max_count: int | None) -> str:
+def bounds(min_count: int, max_count: int | None) -> str:
+    """How a repeat is written. `max_count` None: unbounded."""
     match min_count, max_count:
         case 0, None:
             return "*"
