@@ -40,8 +40,9 @@ _NUMBER_END = re.compile(rb"[^0-9.eE+-]")
 _QUOTE = ord('"')
 _LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
 _UNWATCHED = Watch()
-# The most items of which is remembered whether they are wanted.
-_MAX_JUDGED = 4096
+# The most items of which is remembered whether they are wanted, and values that were judged.
+_MAX_WANTED = 4096
+_MAX_JUDGED = 256
 # The whole numbers that no longer one begins with.
 ZEROS = frozenset((b"0", b"-0"))
 
@@ -104,12 +105,12 @@ class Watches:
         schemas = {*wanted, *(each for some in self.judged for each in some)}
         judges = {schema: judge_of(watched.document, schema) for schema in schemas}
 
-        # Many tokens may end the same value.
-        @lru_cache(_MAX_JUDGED)
         def is_instance(schema: str, value: bytes) -> bool:
             return judges[schema](value.decode())
 
-        self.is_instance = is_instance
+        # Many tokens may end the same value, which may be the whole text.
+        self.is_wanted = lru_cache(_MAX_WANTED)(is_instance)
+        self.is_instance = lru_cache(_MAX_JUDGED)(is_instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +419,7 @@ class _Reading:
         """The frame with this item counted; None: too many of a kind, or too few can follow."""
         watch = frame.watch
         counts = tuple(
-            count + self._watches.is_instance(each.schema, item)
+            count + self._watches.is_wanted(each.schema, item)
             for count, each in zip(frame.counts, watch.wanted, strict=True)
         )
         room = None if watch.longest is None else watch.longest - (frame.number or 0) - 1
@@ -502,9 +503,10 @@ _MAX_TRIED = 48
 # The most places that are looked at for another item, and tokens behind which there may be none.
 _MAX_LOOKS = 64
 _MAX_ENDS = 32
-# Searches under a judge have the limits of one behind so many failures, and dives these: 4 ms each.
+# Searches under a judge have the limits of one behind so many failures; dives have these, and some
+# for each leaf of the schema.
 _JUDGED_FAILED = 8
-_JUDGED_STEPS = 12
+_JUDGED_STEPS = 16
 _IN_STRING = (Mode.STRING, Mode.IN_KEY)
 _SPACE = b" \t\r\n"
 
@@ -753,7 +755,7 @@ class WatchedMatcher(GrammarMatcher):
         if self._position.watches.checked_at_close and self._made:
             # Many a token leads to where the judge agrees to nothing that a search tries.
             num_failed = max(num_failed, _JUDGED_FAILED)
-            self._max_dive_steps = _JUDGED_STEPS
+            self._max_dive_steps = _JUDGED_STEPS + 4 * len(self._language.hints.all())
         return super().shortest(max_len, tails, num_failed)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:

@@ -110,3 +110,20 @@ def test_an_output_is_led_to_a_value_that_the_judge_takes(budget: int) -> None:
         tokens = drawn(state, vocabulary, budget, random.Random(seed))
         assert len(tokens) <= budget
         assert violations(spec.text, text_of(tokens, vocabulary)) == ()
+
+
+def test_under_a_judge_objects_of_many_keys_may_begin_and_end() -> None:
+    vocabulary = demo_vocabulary()
+    properties: dict[str, Any] = {f"field {number}": {"type": "integer"} for number in range(12)}
+    row = {"type": "object", "properties": properties, "required": list(properties)}
+    schema = {"type": "array", "items": {**row, "not": {"const": dict.fromkeys(properties, 1)}}}
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), lenient=True, closing_checks=True)
+    tokens = vocabulary.spell(json.dumps([dict.fromkeys(properties, 7)] * 3).encode())
+    budget = Budget(2 * len(tokens))
+    state = OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, budget, takes_forced=False
+    )
+    for token_id in tokens:
+        assert state.check(token_id)
+        state.advance(token_id)
+    assert state.is_satisfied
