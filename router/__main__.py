@@ -44,12 +44,13 @@ from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
 from router.engine.launcher import Launcher
 from router.engine.observer import StepObserver
-from router.engine.validation import Validation
+from router.engine.validation import Validation, marker_id_of
 from router.http.answers import ReadingRules
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.batches.runner import BatchRunner
 from router.http.batches.store import BatchStore
 from router.http.bodies import end
+from router.http.images import ImageReader
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import SocketLimits
 from router.http.served_models import PLACEHOLDERS
@@ -61,6 +62,8 @@ from router.http.server.listen import (
     configured_limits,
 )
 from router.http.server_info import capacity_of, limits_of, server_info
+from router.images.fetching import ImageFetcher
+from router.images.pool import Blind, ImagePool, ImageRules, may_see, why_blind
 from router.request.errors import Displaced, ShardFailed, StartupFailed, TemplateFailed
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -118,6 +121,11 @@ def _check(config: RouterConfig) -> int:
     if expected is not None and expected.vocab_size is not None:
         _warn_of_tokens_beyond(tokenizer, expected.vocab_size)
     tokenizer.close()
+    folder = tokenizer.path.parent
+    if may_see(folder):
+        reason = why_blind(folder)
+        if reason is not None:
+            _logger.warning("images will not be served: %s", reason)
     _adapter_folders(config)
     return 0
 
@@ -154,9 +162,12 @@ class _Router:
     tracer: Tracer
     checks: ConstraintCheck
     batches: BatchRunner | None
+    images: ImagePool | None
 
     async def close(self) -> None:
         await self.checks.close()
+        if self.images is not None:
+            await self.images.close()
         self.tokenizer.close()
         await self.shards.close()
         await asyncio.to_thread(self.tracer.close)
@@ -282,6 +293,13 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             workers = WorkerPool(expected, pool_rules)
             closed_on_failure.push_async_callback(workers.close)
             await workers.wait_spawned()
+        image_rules = ImageRules(config.max_image_pixels, config.image_memory << 20)
+        images = None
+        if text is not None and may_see(text[0].path.parent):
+            # As the constraints' workers, beside the shards, and before gRPC has threads.
+            images = ImagePool(text[0].path.parent, image_rules)
+            closed_on_failure.push_async_callback(images.close)
+            await images.wait_spawned()
         path = config.master_shard_uds_path
         shards = await Shards.connect(
             path, timeouts, time.time_ns(), tracer, token=config.shard_token
@@ -314,6 +332,18 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             for_gateways=config.metrics_names == "vllm",
         )
         metrics.open_keys(keys.names)
+        if images is None and info.sees_images:
+            images = ImagePool(tokenizer.path.parent, image_rules)
+            closed_on_failure.push_async_callback(images.close)
+        if images is not None:
+            try:
+                await _start_images(images, config, info, tokenizer, metrics)
+            except Blind as reason:
+                await images.close()
+                images = None
+                if info.sees_images:
+                    _logger.warning("images are not served: %s", reason)
+                    info = replace(info, sees_images=False, blind_reason=str(reason))
         key_limits = KeyLimits()
         prompts = example_prompts(tokenizer.path.parent)
         about = server_info(config, shards.num_ranks, info, pool, limits, prompts)
@@ -338,7 +368,10 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             await checks.start(workers)
         scheduler = Scheduler(
             SchedulerLimits(
-                config.max_batch_prefill_tokens, config.batch_size, max_drafts=about.max_drafts
+                config.max_batch_prefill_tokens,
+                config.batch_size,
+                max_drafts=about.max_drafts,
+                images_see_ahead=info.images_see_ahead,
             ),
             Allocator(
                 pool.num_blocks,
@@ -363,15 +396,23 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             adapters=adapters,
         )
         template.start()
-        template.prove([tokenizer.token_text(each) for each in limits.eos_token_ids])
+        end_tokens = [tokenizer.token_text(each) for each in limits.eos_token_ids]
+        template.prove(end_tokens, None if images is None else images.marker)
         rules = ReadingRules(
             separates_thoughts=config.reasoning_format == "auto",
             takes_unproven_tools=config.unproven_tools == "generic",
         )
         _log_verdicts(template, takes_unproven_tools=rules.takes_unproven_tools)
+        infer = Infer(batcher, checks)
+        reader = None
+        if images is not None:
+            fetcher = ImageFetcher(config.max_image_fetch_size, config.fetched_hosts)
+            reader = ImageReader(
+                fetcher, infer, metrics, images.marker, max_images=config.max_images
+            )
         services = Services(
-            infer=Infer(batcher, checks),
-            validation=Validation(limits, tokenizer, checks),
+            infer=infer,
+            validation=Validation(limits, tokenizer, checks, images),
             tokenizer=tokenizer,
             chat_template=template,
             metrics=metrics,
@@ -380,6 +421,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             judges=checks,
             adapters=adapters,
             reading_rules=rules,
+            images=reader,
         )
         batches = _batches(config, keys)
         app = create_app(
@@ -405,7 +447,25 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         connection_limits = configured_limits(config, metrics.connections_cut)
         http = HttpServer(app, bound, _LAST_BYTES_S, connection_limits)
         closed_on_failure.pop_all()
-    return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks, batches)
+    return _Router(
+        tokenizer, shards, batcher, http, services.sockets, tracer, checks, batches, images
+    )
+
+
+async def _start_images(
+    images: ImagePool,
+    config: RouterConfig,
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+) -> None:
+    """Raises Blind where no image can be served."""
+    if not info.sees_images:
+        raise Blind("its shards do not see")
+    most = config.max_batch_prefill_tokens - config.batch_size
+    await images.start(info.dtype, most if info.images_see_ahead else None, metrics)
+    if marker_id_of(images.marker, tokenizer) is None:
+        raise Blind(f"its tokenizer has no token {images.marker}, which stands for an image")
 
 
 def _aliases(config: RouterConfig) -> dict[str, str]:

@@ -5,14 +5,17 @@ not fit together are refused, where TGI looks at the first 1024 new tokens alone
 HTTP; names are spelt as the caller says.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Protocol
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
-from proto.contract import StopParams
+from proto.contract import Image, StopParams
 from router.engine.constraints import ConstraintCheck
+from router.images.fetching import ImageRefused
 from router.request.errors import (
     ConstraintRefused,
     ContextExceeded,
@@ -21,6 +24,7 @@ from router.request.errors import (
     check_unicode,
     cut,
 )
+from router.request.images import ImageFile, PreparedImage, splice
 from router.request.parameters import (
     Limits,
     RawParams,
@@ -41,6 +45,17 @@ __all__ = ["Limits", "RawParams", "Validation"]
 _MAX_TOKENS = 1 << 18
 
 
+class ReadsImages(Protocol):
+    """Makes of images what stands for their `marker` in prompts; see `router/images/pool.py`."""
+
+    @property
+    def marker(self) -> str:
+        """What a prompt's text has for an image."""
+
+    async def prepare(self, file: ImageFile) -> PreparedImage:
+        """Raises ImageRefused, and Overloaded where there is no room."""
+
+
 def _draw_seed() -> int:
     return secrets.randbits(64)
 
@@ -48,7 +63,7 @@ def _draw_seed() -> int:
 class Validation:
     """Builds all GenerateRequests. `draw_seed` makes a u64 for a request that samples without one.
 
-    Without `checks` every grammar is refused.
+    Without `checks` every grammar is refused, without `images` every image.
     """
 
     def __init__(
@@ -56,12 +71,15 @@ class Validation:
         limits: Limits,
         tokenizer: Tokenizer,
         checks: ConstraintCheck | None = None,
+        images: ReadsImages | None = None,
         *,
         draw_seed: Callable[[], int] = _draw_seed,
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
         self._checks = checks
+        self._images = images
+        self._marker_id = None if images is None else marker_id_of(images.marker, tokenizer)
         self._draw_seed = draw_seed
 
     async def validate(
@@ -78,7 +96,10 @@ class Validation:
             field=raw.name("inputs"),
             max_len=max(_MAX_TOKENS, self.limits.max_total_len),
         )
-        return await self._request(token_ids, visible(text), raw, trace_id)
+        if not raw.images:
+            return await self._request(token_ids, visible(text), raw, trace_id)
+        prompt_ids, images = await self._with_images(token_ids, raw)
+        return await self._request(prompt_ids, visible(text), raw, trace_id, images)
 
     async def validate_ids(
         self, token_ids: Sequence[int], raw: RawParams, *, trace_id: str = ""
@@ -113,8 +134,55 @@ class Validation:
                 rule = f"made of token ids between 0 and {last_id}, the model's vocabulary"
                 raise raw.refuse("inputs", rule, token_id)
 
+    async def _with_images(
+        self, token_ids: Sequence[int], raw: RawParams
+    ) -> tuple[tuple[int, ...], tuple[Image, ...]]:
+        """The prompt with spans for its markers. Raises InvalidRequest and Overloaded."""
+        name = raw.name("inputs")
+        num_images = len(raw.images)
+        if self._images is None or self._marker_id is None:
+            raise InvalidRequest(f"`{name}` has images, and this model reads text alone", name)
+        num_markers = token_ids.count(self._marker_id)
+        if num_markers != num_images:
+            raise InvalidRequest(
+                f"`{name}` must have a marker, {self._images.marker}, for each of its"
+                f" {num_images} images. Given: {num_markers}, as the chat template writes it",
+                name,
+            )
+        if raw.truncate is None:
+            # Before anything is read: each image has a token at least.
+            self._room(len(token_ids), raw)
+        made = await asyncio.gather(
+            *(self._prepare(file) for file in raw.images), return_exceptions=True
+        )
+        prepared = []
+        for one in made:
+            if isinstance(one, BaseException):
+                raise one
+            prepared.append(one)
+        prompt_ids, images = splice(token_ids, self._marker_id, prepared)
+        num_left_out = 0 if raw.truncate is None else max(0, len(prompt_ids) - raw.truncate)
+        if num_left_out > images[0].start:
+            rule = f"at least {len(prompt_ids) - images[0].start}: an image is not cut"
+            raise raw.refuse("truncate", rule, raw.truncate)
+        return prompt_ids[num_left_out:], tuple(
+            replace(image, start=image.start - num_left_out) for image in images
+        )
+
+    async def _prepare(self, file: ImageFile) -> PreparedImage:
+        assert self._images is not None, "no image is taken"
+        try:
+            return await self._images.prepare(file)
+        except ImageRefused as error:
+            raise InvalidRequest(f"`{file.place}` {error}", file.place) from error
+
     async def _request(
-        self, token_ids: Sequence[int], text: str, raw: RawParams, trace_id: str
+        self,
+        token_ids: Sequence[int],
+        text: str,
+        raw: RawParams,
+        trace_id: str,
+        images: tuple[Image, ...] = (),
     ) -> GenerateRequest:
         if not token_ids:
             name = raw.name("inputs")
@@ -150,6 +218,7 @@ class Validation:
             key=raw.key,
             thought=thought,
             adapter_id=raw.adapter_id,
+            images=images,
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -237,6 +306,12 @@ class Validation:
             rule = f"at most `{new}`, which is {max_new_tokens}"
             raise raw.refuse("min_new_tokens", rule, raw.min_new_tokens)
         return max_new_tokens
+
+
+def marker_id_of(marker: str, tokenizer: Tokenizer) -> int | None:
+    """The one token of an image's marker; None: it has several, and none can be found."""
+    token_ids = tokenizer.encode(marker, add_special_tokens=False)
+    return token_ids[0] if len(token_ids) == 1 else None
 
 
 async def _checked(

@@ -191,7 +191,7 @@ class ImageReader:
             data = await self._fetcher.fetch(source.url)
             self._metrics.images.inc("taken")
             self._metrics.image_fetch.observe(time.monotonic() - begun_s)
-            return ImageFile(data)
+            return ImageFile(data, source.place)
         except ImageRefused as error:
             self._metrics.images.inc("refused")
             return InvalidRequest(f"`{source.place}` {error}", source.place)

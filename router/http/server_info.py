@@ -245,6 +245,7 @@ def server_info(
         executor_fallback=info.fallback_reason,
         same_answer_under_load=info.is_invariant,
         language_model_only=info.language_model_only,
+        sees=info.sees_images,
         blind_reason=info.blind_reason,
         num_shards=num_shards,
         block_size=pool.block_size,

@@ -15,9 +15,10 @@ from proto.contract import Image, ImageTensor
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An encoded file, of a format that pillow finds out: png, jpeg, gif, webp or tiff."""
+    """An encoded file: png, jpeg, gif, webp or tiff. `place` is the field that names it."""
 
     data: bytes = field(repr=False)
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

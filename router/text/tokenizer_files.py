@@ -23,6 +23,9 @@ _PATTERNS = (
     "special_tokens_map.json",
     "chat_template*",
     "added_tokens.json",
+    # Of a model that sees.
+    "config.json",
+    "*processor_config.json",
 )
 _NAMED_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",

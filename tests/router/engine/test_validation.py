@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule
 from proto.contract import OutputConstraint
-from router.engine.validation import RawParams, Validation
+from router.engine.validation import RawParams, Validation, marker_id_of
+from router.images.fetching import ImageRefused
 from router.request.errors import InvalidRequest
+from router.request.images import ImageFile, PreparedImage
 from router.request.parameters import RawGrammar
 from router.request.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
@@ -288,3 +290,76 @@ async def test_no_salt_of_a_client_leads_to_what_an_adapter_computed(
     number = (1).to_bytes(16)
     for spelt in (number, b"LoRA adapter" + number, number + b"LoRA adapter"):
         assert await salt(validation, None, spelt.decode("latin-1")) != wanted
+
+
+class Reader:
+    """Reads a file of n bytes into n placeholders between two breaks."""
+
+    marker = " fox"
+
+    async def prepare(self, file: ImageFile) -> PreparedImage:
+        if not file.data:
+            raise ImageRefused("is no image")
+        return PreparedImage(bytes(15) + file.data[:1], (7, *(9,) * len(file.data), 7), {})
+
+
+def with_images(*lens: int, **more: Any) -> RawParams:
+    files = tuple(ImageFile(b"x" * n, f"messages[{i}]") for i, n in enumerate(lens))
+    return RawParams(images=files, **more)
+
+
+class TestImages:
+    @pytest.fixture
+    def seeing(self, tokenizer: Tokenizer) -> Validation:
+        return Validation(VALIDATION_LIMITS, tokenizer, images=Reader())
+
+    async def test_each_marker_becomes_the_span_of_its_image(
+        self, seeing: Validation, tokenizer: Tokenizer
+    ) -> None:
+        text = "The fox and a fox"
+        marker_id = marker_id_of(" fox", tokenizer)
+        ids = tokenizer.encode(text)
+        assert marker_id is not None
+        assert ids.count(marker_id) == 2
+        request = await seeing.validate(text, with_images(2, 3))
+        first, second = (index for index, each in enumerate(ids) if each == marker_id)
+        assert request.prompt_ids == (
+            *ids[:first], 7, 9, 9, 7, *ids[first + 1 : second], 7, 9, 9, 9, 7, *ids[second + 1 :],
+        )  # fmt: skip
+        assert [(each.start, each.span_len) for each in request.images] == [
+            (first, 4),
+            (second + 3, 5),
+        ]
+        assert request.prompt_text == text
+
+    @pytest.mark.parametrize("text", ["no marker", "The fox and a fox"])
+    async def test_markers_and_images_must_be_as_many(self, seeing: Validation, text: str) -> None:
+        num_markers = text.count(" fox")
+        rule = f"a marker,  fox, for each of its 1 images. Given: {num_markers}"
+        with pytest.raises(InvalidRequest, match=rule):
+            await seeing.validate(text, with_images(2))
+
+    async def test_one_that_is_refused_is_named_by_its_field(self, seeing: Validation) -> None:
+        with pytest.raises(InvalidRequest, match=r"`messages\[1\]` is no image") as refused:
+            await seeing.validate("a fox, a fox", with_images(2, 0))
+        assert refused.value.field == "messages[1]"
+
+    async def test_the_tokens_of_an_image_count(self, seeing: Validation) -> None:
+        most = VALIDATION_LIMITS.max_input_len
+        with pytest.raises(InvalidRequest, match=f"must have at most {most} tokens"):
+            await seeing.validate("The fox", with_images(most))
+
+    async def test_truncation_leaves_out_text_and_no_part_of_an_image(
+        self, seeing: Validation
+    ) -> None:
+        whole = await seeing.validate("The fox runs", with_images(2))
+        (image,) = whole.images
+        fits = len(whole.prompt_ids) - image.start
+        cut = await seeing.validate("The fox runs", with_images(2, truncate=fits))
+        assert cut.prompt_ids == whole.prompt_ids[image.start :]
+        assert [each.start for each in cut.images] == [0]
+        with pytest.raises(InvalidRequest, match=f"`truncate` must be at least {fits}"):
+            await seeing.validate("The fox runs", with_images(2, truncate=fits - 1))
+
+    async def test_a_prompt_without_images_may_have_its_marker(self, seeing: Validation) -> None:
+        assert not (await seeing.validate("The fox", RawParams())).images

@@ -1,0 +1,304 @@
+"""Owner of the processes that read images, and of what they have made.
+
+    file -> digest -> known, or being made for another?                    shared
+                   -> room? -> a worker, killed if it takes too long       kept; the least used goes
+
+What waits and runs holds its images; what is kept beside that is for those who send the same image
+again, as chats do with each turn, and goes first where there is no room.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from constraints.end_tokens import read_object
+from processes.zygote.client import (
+    Exit,
+    IdleWorkers,
+    Program,
+    WorkerEnded,
+    WorkerProcess,
+    ZygoteFailed,
+)
+from processes.zygote.frames import Frame, frame
+from proto.contract import IMAGE_DTYPES, ImageTensor
+from router.images.fetching import ImageRefused
+from router.request.errors import Overloaded
+from router.request.images import ImageFile, PreparedImage
+from router.telemetry.metrics import Metrics
+
+_logger = logging.getLogger("images")
+
+_PROGRAM = "router.images.worker"
+_RETRY_S = 1.0
+_DIGEST_BYTES = 16
+# Longer ones are hashed beside the loop.
+_IN_PLACE_BYTES = 1 << 18
+_ENVIRONMENT = {
+    # Nothing of a checkpoint is looked for elsewhere.
+    "HF_HUB_OFFLINE": "1",
+    # Threads do not survive a fork.
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def _num_jobs() -> int:
+    return max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """The limits of a pool.
+
+    max_pixels:   of one image
+    memory_bytes: of the tensors of all images
+    cpu_s:        CPU seconds that reading one may take
+    wait_s:       seconds that it may take with waiting for a worker
+    worker_bytes: the growth of one worker
+    start_s:      seconds until workers can be had, at the start
+    num_jobs:     images that are read at the same time
+    max_waiting:  images that may wait for that
+    """
+
+    max_pixels: int
+    memory_bytes: int
+    cpu_s: float = 20.0
+    wait_s: float = 30.0
+    worker_bytes: int = 4 << 30
+    start_s: float = 120.0
+    num_jobs: int = field(default_factory=_num_jobs)
+    max_waiting: int = 64
+
+
+class Blind(Exception):
+    """Why images are not served."""
+
+
+def may_see(folder: Path) -> bool:
+    """Whether a checkpoint looks like one of a model that sees, before shards say so."""
+    try:
+        config = read_object(folder / "config.json")
+    except (OSError, ValueError):
+        return False
+    return "vision_config" in config and any(folder.glob("*processor_config.json"))
+
+
+def why_blind(folder: Path) -> str | None:
+    """Tries the processor of a checkpoint, which takes ten seconds; None: it can be used."""
+    argv = [sys.executable, "-m", _PROGRAM, "--folder", str(folder)]
+    tried = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if tried.returncode == 0:
+        return None
+    return tried.stderr.strip().rpartition("\n")[2]
+
+
+class _Tensors(dict[str, ImageTensor]):
+    """Of one image. It can be watched, to learn when nobody needs it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class ImagePool:
+    """Makes of images what stands for them in prompts. Create it inside the loop that uses it.
+
+    `marker` is what stands for one in a prompt's text, once it is ready.
+    """
+
+    def __init__(self, folder: Path, rules: ImageRules) -> None:
+        """`folder`: the checkpoint's, with its processor, of which no code is run."""
+        self._rules = rules
+        arguments = (
+            *("--folder", str(folder)),
+            *("--max-pixels", str(rules.max_pixels)),
+            *("--cpu-s", str(rules.cpu_s)),
+            *("--memory-bytes", str(rules.worker_bytes)),
+        )
+        program = Program(_PROGRAM, arguments, "image processes", _ENVIRONMENT)
+        self._idle_workers = IdleWorkers(program, max_low=0)
+        self._slots = asyncio.Semaphore(rules.num_jobs)
+        self._num_waiting = 0
+        self._known: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._making: dict[bytes, asyncio.Task[PreparedImage]] = {}
+        self.num_bytes = 0
+        self.num_made = 0
+        self.marker = ""
+        self._settings = b""
+        self._dtype = "float32"
+        self._max_span_len: int | None = None
+        self._metrics: Metrics | None = None
+
+    async def wait_spawned(self) -> None:
+        """As constraints' pool has it."""
+        await self._idle_workers.wait_spawned()
+
+    async def start(
+        self, dtype: str, max_span_len: int | None = None, metrics: Metrics | None = None
+    ) -> None:
+        """Waits until images can be read. Raises Blind with the reason if they never can.
+
+        `dtype` is that of the model; tensors travel in it. `max_span_len`: tokens that an image may
+        have, where a step must hold all of them.
+        """
+        try:
+            async with asyncio.timeout(self._rules.start_s):
+                zygote = await self._idle_workers.zygote_client()
+        except TimeoutError:
+            raise Blind(f"its processor was not ready within {self._rules.start_s:g} s") from None
+        except ZygoteFailed as error:
+            raise Blind(str(error)) from error
+        about = await zygote.ready
+        self.marker = about["marker"]
+        settings = about["settings"].encode()
+        self._settings = blake2b(settings + dtype.encode()).digest()
+        self._dtype = "bfloat16" if dtype == "bfloat16" else "float32"
+        self._max_span_len = max_span_len
+        self._metrics = metrics
+
+    async def close(self) -> None:
+        """Ends all processes; what they do fails."""
+        await self._idle_workers.close()
+
+    async def prepare(self, file: ImageFile) -> PreparedImage:
+        """What stands for an image. Raises ImageRefused, and Overloaded where there is no room."""
+        digest = await self._digest(file.data)
+        known = self._known.get(digest)
+        if known is not None:
+            self._known.move_to_end(digest)
+            return known
+        making = self._making.get(digest)
+        if making is None:
+            making = asyncio.create_task(self._make(digest, file.data))
+            self._making[digest] = making
+            making.add_done_callback(lambda task: self._made(digest, task))
+        # For another who waits, too.
+        return await asyncio.shield(making)
+
+    async def _digest(self, data: bytes) -> bytes:
+        if len(data) > _IN_PLACE_BYTES:
+            return await asyncio.to_thread(self._hash, data)
+        return self._hash(data)
+
+    def _hash(self, data: bytes) -> bytes:
+        return blake2b(data, digest_size=_DIGEST_BYTES, key=self._settings).digest()
+
+    def _made(self, digest: bytes, task: asyncio.Task[PreparedImage]) -> None:
+        del self._making[digest]
+        if not task.cancelled() and task.exception() is None:
+            self._known[digest] = task.result()
+            self._make_room()
+
+    def _make_room(self) -> bool:
+        """Forgets what has been used least; whether there is room for more then."""
+        most = self._rules.memory_bytes
+        while self.num_bytes > most and self._known:
+            self._known.popitem(last=False)
+        return self.num_bytes < most
+
+    async def _make(self, digest: bytes, data: bytes) -> PreparedImage:
+        if not self._make_room():
+            mib = self._rules.memory_bytes >> 20
+            reason = f"images of requests that wait and run take all of {mib} MiB (--image-memory)"
+            raise Overloaded(reason, _RETRY_S)
+        if self._num_waiting >= self._rules.max_waiting:
+            raise Overloaded(f"{self._num_waiting} images wait to be read", _RETRY_S)
+        reply = await self._ask(data)
+        self.num_made += 1
+        return self._prepared(digest, reply)
+
+    async def _ask(self, data: bytes) -> Frame:
+        worker: WorkerProcess | None = None
+        reply: Frame | None = None
+        try:
+            async with asyncio.timeout(self._rules.wait_s):
+                self._num_waiting += 1
+                try:
+                    await self._slots.acquire()
+                finally:
+                    self._num_waiting -= 1
+                try:
+                    worker = await self._idle_workers.take(low=False)
+                    # A third of the weight of a step's threads; less, and a CPU that decodes
+                    # without a pause would never read an image.
+                    worker.hurry()
+                    begun_s = asyncio.get_running_loop().time()
+                    reply = await worker.ask(frame({"dtype": self._dtype}, len(data)), data)
+                    self._observe(asyncio.get_running_loop().time() - begun_s)
+                finally:
+                    self._slots.release()
+        except TimeoutError:
+            reason = f"images were not read within {self._rules.wait_s:g} s"
+            raise Overloaded(reason, _RETRY_S) from None
+        except WorkerEnded as error:
+            raise self._explain(error.how) from None
+        finally:
+            if worker is not None:
+                self._give_back(worker, reply)
+        assert reply is not None, "no time limits it"
+        if "refused" in reply.fields:
+            raise ImageRefused(reply.fields["refused"])
+        return reply
+
+    def _observe(self, took_s: float) -> None:
+        if self._metrics is not None:
+            self._metrics.image_processor.observe(took_s)
+
+    def _give_back(self, worker: WorkerProcess, reply: Frame | None) -> None:
+        if reply is None:
+            worker.kill()
+        elif reply.fields["leaves"]:
+            worker.close_channel()
+        else:
+            self._idle_workers.put_back(worker)
+
+    def _explain(self, how: Exit) -> Exception:
+        if how.status is None:
+            return Overloaded("the processes that read images begin anew", _RETRY_S)
+        if how.status == -signal.SIGPROF:
+            return ImageRefused(f"takes more than {self._rules.cpu_s:g} s to be read")
+        _logger.warning("a worker that read an image ended with status %d", how.status)
+        mib = self._rules.worker_bytes >> 20
+        return ImageRefused(f"takes more than the {mib} MiB in which it may be read")
+
+    def _prepared(self, digest: bytes, reply: Frame) -> PreparedImage:
+        """What a worker made, which is not trusted. Raises ImageRefused."""
+        try:
+            span_ids = tuple(map(int, reply.fields["span_ids"]))
+            tensors = _Tensors(_tensors(reply.fields["tensors"], reply.data))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ImageRefused(f"was read into what is no image: {error!r}") from error
+        most = self._max_span_len
+        if most is not None and len(span_ids) > most:
+            rule = f"has {len(span_ids)} tokens, of which a step computes all or none; it may have"
+            raise ImageRefused(f"{rule} {most} (--max-batch-prefill-tokens less --max-batch-size)")
+        num_bytes = sum(len(tensor.data) for tensor in tensors.values())
+        self.num_bytes += num_bytes
+        weakref.finalize(tensors, self._forget, num_bytes).atexit = False
+        return PreparedImage(digest, span_ids, tensors)
+
+    def _forget(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+
+def _tensors(about: Any, data: bytes | bytearray) -> Mapping[str, ImageTensor]:
+    """Raises what comes of an answer that is none."""
+    found = {}
+    start = 0
+    for name, dtype, shape in about:
+        stop = start + prod(shape) * IMAGE_DTYPES[dtype]
+        found[str(name)] = ImageTensor(dtype, tuple(shape), bytes(memoryview(data)[start:stop]))
+        start = stop
+    if start != len(data):
+        raise ValueError(f"{len(data)} bytes of which {start} are tensors")
+    return found

@@ -1,0 +1,194 @@
+"""What makes spans and tensors of image files: a program of `processes/zygote`.
+
+python -m router.images.worker --control-fd N --folder FOLDER --max-pixels N --cpu-s SECONDS
+                               --memory-bytes N [--cpu-yield LIBRARY]
+python -m router.images.worker --folder FOLDER         whether it would start; if not, why not
+
+    job:     {"dtype": of tensors of floats} | a file
+    answer:  {"span_ids", "tensors": [name, dtype, shape]..} | the tensors' bytes, one after another
+             {"refused": why}, which goes on from the name of a field
+
+A file decides how much there is to decode, so its size is known before that begins.
+"""
+
+import argparse
+import io
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from native.cpu_yield import CpuYield
+from processes.image_processor import ImageProcessor, NoProcessor
+from processes.zygote.frames import Frame
+from processes.zygote.zygote import Data, Worker, Zygote
+
+# Of all that pillow reads. Others are rare, or start programs (EPS), or are not images alone.
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
+# What is processed before workers are forked, which then have all that it loads.
+_NOISE_SIZE = (97, 61)
+
+
+class _Refused(Exception):
+    """Why an image is not taken; the text goes on from the name of its field."""
+
+
+class ImageWork:
+    """Reads images of at most `max_pixels`."""
+
+    def __init__(self, processor: ImageProcessor, max_pixels: int, memory_bytes: int) -> None:
+        self._processor = processor
+        self._max_pixels = max_pixels
+        self._memory_bytes = memory_bytes
+
+    def answer_frame(self, job: Frame) -> tuple[dict[str, Any], Sequence[Data]]:
+        """The span and the tensors of a file, or why there are none."""
+        try:
+            image = open_image(job.data, self._max_pixels)
+            made = self._process(image)
+        except _Refused as error:
+            return {"refused": str(error)}, ()
+        except MemoryError:
+            mib = self._memory_bytes >> 20
+            return {"refused": f"takes more than the {mib} MiB in which it may be read"}, ()
+        arrays = [
+            (name, *as_sent(values, job.fields["dtype"]))
+            for name, values in sorted(made.tensors.items())
+        ]
+        about = [(name, dtype, values.shape) for name, dtype, values in arrays]
+        fields = {"span_ids": made.span_ids, "tensors": about}
+        return fields, [values.tobytes() for _, _, values in arrays]
+
+    def _process(self, image: Any) -> Any:
+        try:
+            return self._processor.process(image)
+        except MemoryError:
+            raise
+        # It is other people's code, and fails in whatever way it likes where a shape is unusual.
+        except Exception as error:
+            width, height = image.size
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise _Refused(
+                f"of {width} x {height} pixels is not taken by the model's processor: {reason}"
+            ) from error
+
+
+def open_image(data: bytes | bytearray, max_pixels: int) -> Any:
+    """The first frame of a file, turned as it says, in RGB: as transformers' `load_image` does.
+
+    Raises _Refused, and MemoryError.
+    """
+    # Absent where nobody sees; the program says so when it starts.
+    from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415
+
+    # Ours are to be the only words for what is too large.
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise _Refused(
+                f"has {width} x {height} pixels; it may have {max_pixels} (--max-image-pixels)"
+            )
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError:
+        raise _Refused("is no image in PNG, JPEG, GIF, WebP or TIFF") from None
+    except (_Refused, MemoryError):
+        raise
+    # A decoder meets whatever somebody wrote.
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise _Refused(f"is an image that cannot be read: {reason}") from error
+
+
+def as_sent(values: npt.NDArray[Any], dtype: str) -> tuple[str, npt.NDArray[Any]]:
+    """The name of the dtype that an array has when it is sent, and its numbers."""
+    if values.dtype != np.float32 or dtype != "bfloat16":
+        return str(values.dtype), values
+    bits = values.view(np.uint32)
+    # To the nearest, and to an even one between two.
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16
+    return dtype, rounded.astype(np.uint16)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until the owner has ended; without one, only try."""
+    args = _parser().parse_args(argv)
+    try:
+        processor = _open(args.folder)
+        _try_out(processor)
+    except NoProcessor as error:
+        if args.control_fd is None:
+            sys.stderr.write(f"{error}\n")
+        else:
+            with socket.socket(fileno=args.control_fd) as control:
+                control.sendall(json.dumps({"failed": str(error)}).encode() + b"\n")
+        return 1
+    if args.control_fd is None:
+        return 0
+    work = ImageWork(processor, args.max_pixels, args.memory_bytes)
+    worker = Worker(work, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield))
+    about = {"marker": processor.marker, "settings": _settings(args.folder)}
+    with socket.socket(fileno=args.control_fd) as control:
+        Zygote(control, worker, args.memory_bytes, about).run()
+    return 0
+
+
+def _open(folder: Path) -> ImageProcessor:
+    if find_spec("PIL") is None:
+        raise NoProcessor("pillow is not installed: pip install 'tandem[vision]'")
+    try:
+        return ImageProcessor(folder, trust_remote_code=False)
+    except (ImportError, RuntimeError) as error:
+        # transformers imports torchvision, which registers its operators with torch, or cannot.
+        if "torchvision::" not in f"{error} {error.__cause__}":
+            raise
+        found = f"torchvision {_version('torchvision')} does not match torch {_version('torch')}"
+        raise NoProcessor(
+            f"{found}: install that of torch's release, for the same device"
+        ) from error
+
+
+def _try_out(processor: ImageProcessor) -> None:
+    from PIL import Image  # noqa: PLC0415 -- absent where nobody sees
+
+    try:
+        processor.process(Image.effect_noise(_NOISE_SIZE, 64).convert("RGB"))
+    except Exception as error:
+        raise NoProcessor(f"its processor fails at an image of noise: {error}") from error
+
+
+def _settings(folder: Path) -> str:
+    """What decides, beside a file, what is made of it."""
+    files = {path.name: path.read_text() for path in sorted(folder.glob("*processor_config.json"))}
+    versions = {name: _version(name) for name in ("transformers", "pillow", "torchvision")}
+    return json.dumps([files, versions])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m router.images.worker")
+    parser.add_argument("--control-fd", type=int)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--max-pixels", type=int, default=1)
+    parser.add_argument("--cpu-s", type=float, default=0.0)
+    parser.add_argument("--memory-bytes", type=int, default=0)
+    parser.add_argument("--cpu-yield", type=Path, help="absent: idle work does not leave its core")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""Real processors in processes of their own, which hostile files cannot hurt."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from PIL import Image
+from transformers import AutoProcessor
+
+from router.images.fetching import ImageRefused
+from router.images.pool import ImagePool, ImageRules, may_see
+from router.request.errors import Overloaded
+from router.request.images import ImageFile, splice
+from tests import seeing_checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+def file_of(width: int, height: int, seed: int = 0) -> ImageFile:
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    return ImageFile(file.getvalue())
+
+
+def blank(width: int, height: int) -> ImageFile:
+    file = io.BytesIO()
+    Image.new("L", (width, height)).save(file, "PNG")
+    return ImageFile(file.getvalue())
+
+
+async def started(folder: Path, rules: ImageRules, max_span_len: int | None = None) -> ImagePool:
+    pool = ImagePool(folder, rules)
+    await pool.start("float32", max_span_len)
+    return pool
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestOnePool:
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    async def pool(self, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ImagePool]:
+        folder = seeing_checkpoint.save("llava", tmp_path_factory.mktemp("model"))
+        rules = ImageRules(max_pixels=1 << 27, memory_bytes=1 << 30, worker_bytes=220 << 20)
+        pool = await started(folder, rules)
+        yield pool
+        await pool.close()
+
+    async def test_the_same_file_is_read_once_and_shared(self, pool: ImagePool) -> None:
+        num_made = pool.num_made
+        one, two = await asyncio.gather(
+            pool.prepare(file_of(60, 40)), pool.prepare(file_of(60, 40))
+        )
+        three = await pool.prepare(file_of(60, 40))
+        assert one is two is three
+        assert pool.num_made == num_made + 1
+        assert len(one.digest) == 16
+
+    async def test_other_bytes_are_another_image(self, pool: ImagePool) -> None:
+        one = await pool.prepare(file_of(60, 40, seed=1))
+        two = await pool.prepare(file_of(60, 40, seed=2))
+        assert one.span_ids == two.span_ids
+        assert one.digest != two.digest
+
+    async def test_what_cannot_be_read_costs_its_own_request(self, pool: ImagePool) -> None:
+        made = await asyncio.gather(
+            pool.prepare(ImageFile(b"no image")),
+            pool.prepare(file_of(50, 50)),
+            return_exceptions=True,
+        )
+        assert isinstance(made[0], ImageRefused)
+        assert not isinstance(made[1], BaseException)
+
+    async def test_one_that_needs_too_much_memory_is_refused(self, pool: ImagePool) -> None:
+        with pytest.raises(ImageRefused, match="takes more than the 220 MiB"):
+            await pool.prepare(blank(11_000, 11_000))
+        assert (await pool.prepare(file_of(33, 22))).tensors
+
+
+@pytest.mark.parametrize("name", ["llava", "idefics3"])
+async def test_spans_in_place_of_markers_are_what_the_processor_makes_of_the_whole_prompt(
+    name: str, tmp_path: Path
+) -> None:
+    folder = seeing_checkpoint.save(name, tmp_path)
+    assert may_see(folder)
+    pool = await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
+    files = [file_of(60, 40), file_of(33, 70)]
+    try:
+        prepared = [await pool.prepare(file) for file in files]
+    finally:
+        await pool.close()
+
+    processor = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]
+    text = f"see {pool.marker} this {pool.marker} too"
+    ids = processor.tokenizer(text)["input_ids"]
+    marker_id = processor.tokenizer.convert_tokens_to_ids(pool.marker)
+    spliced, images = splice(ids, marker_id, prepared)
+    opened = [Image.open(io.BytesIO(file.data)) for file in files]
+    whole = processor(text=text, images=opened, return_tensors="np")
+    assert list(spliced) == whole["input_ids"][0].tolist()
+    pixels = np.concatenate(
+        [
+            np.frombuffer(image.tensors["pixel_values"].data, np.float32).reshape(-1)
+            for image in images
+        ]
+    )
+    if name == "llava":
+        assert np.array_equal(pixels, whole["pixel_values"].reshape(-1))
+
+
+async def test_images_that_are_held_take_memory_and_others_are_told_to_wait(
+    tmp_path: Path,
+) -> None:
+    folder = seeing_checkpoint.save("llava", tmp_path)
+    num_bytes = 3 * 28 * 28 * 4
+    pool = await started(folder, ImageRules(max_pixels=10_000, memory_bytes=2 * num_bytes))
+    try:
+        held = [await pool.prepare(file_of(20, 20, seed)) for seed in range(2)]
+        assert pool.num_bytes == 2 * num_bytes
+        with pytest.raises(Overloaded, match="--image-memory") as refused:
+            await pool.prepare(file_of(20, 20, 2))
+        assert refused.value.retry_after_s > 0
+        # What is known costs nothing more.
+        assert (await pool.prepare(file_of(20, 20, 1))).digest == held[1].digest
+        held.pop()
+        assert (await pool.prepare(file_of(20, 20, 2))).tensors
+        assert pool.num_bytes <= 2 * num_bytes
+    finally:
+        await pool.close()
+
+
+async def test_one_that_takes_too_long_ends_its_worker_and_one_that_no_step_holds_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = seeing_checkpoint.save("llava", tmp_path)
+    rules = ImageRules(max_pixels=1 << 27, memory_bytes=1 << 30, cpu_s=0.3)
+    pool = await started(folder, rules, max_span_len=15)
+    try:
+        with pytest.raises(ImageRefused, match=r"takes more than 0\.3 s to be read"):
+            await pool.prepare(file_of(4000, 4000))
+        with pytest.raises(ImageRefused, match="has 16 tokens, of which a step computes all"):
+            await pool.prepare(file_of(20, 20))
+    finally:
+        await pool.close()
