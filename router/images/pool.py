@@ -105,9 +105,10 @@ def why_blind(folder: Path) -> str | None:
 
 
 class _Tensors(dict[str, ImageTensor]):
-    """Of one image. It can be watched, to learn when nobody needs it."""
+    """Of one image, with its tokens. It can be watched, to learn when nobody needs it."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "span_ids")
+    span_ids: tuple[int, ...]
 
 
 class ImagePool:
@@ -129,8 +130,10 @@ class ImagePool:
         self._idle_workers = IdleWorkers(program, max_low=0)
         self._slots = asyncio.Semaphore(rules.num_jobs)
         self._num_waiting = 0
-        self._known: OrderedDict[bytes, PreparedImage] = OrderedDict()
-        self._making: dict[bytes, asyncio.Task[PreparedImage]] = {}
+        # All that somebody needs, and those that are kept beside: the least used first.
+        self._alive: weakref.WeakValueDictionary[bytes, _Tensors] = weakref.WeakValueDictionary()
+        self._kept: OrderedDict[bytes, _Tensors] = OrderedDict()
+        self._making: dict[bytes, asyncio.Task[_Tensors]] = {}
         self.num_bytes = 0
         self.num_made = 0
         self.marker = ""
@@ -173,17 +176,17 @@ class ImagePool:
     async def prepare(self, file: ImageFile) -> PreparedImage:
         """What stands for an image. Raises ImageRefused, and Overloaded where there is no room."""
         digest = await self._digest(file.data)
-        known = self._known.get(digest)
-        if known is not None:
-            self._known.move_to_end(digest)
-            return known
-        making = self._making.get(digest)
-        if making is None:
-            making = asyncio.create_task(self._make(digest, file.data))
-            self._making[digest] = making
-            making.add_done_callback(lambda task: self._made(digest, task))
-        # For another who waits, too.
-        return await asyncio.shield(making)
+        tensors = self._alive.get(digest)
+        if tensors is None:
+            making = self._making.get(digest)
+            if making is None:
+                making = asyncio.create_task(self._make(file.data))
+                self._making[digest] = making
+                making.add_done_callback(lambda task: self._made(digest, task))
+            # For another who waits, too.
+            tensors = await asyncio.shield(making)
+        self._keep(digest, tensors)
+        return PreparedImage(digest, tensors.span_ids, tensors)
 
     async def _digest(self, data: bytes) -> bytes:
         if len(data) > _IN_PLACE_BYTES:
@@ -193,21 +196,21 @@ class ImagePool:
     def _hash(self, data: bytes) -> bytes:
         return blake2b(data, digest_size=_DIGEST_BYTES, key=self._settings).digest()
 
-    def _made(self, digest: bytes, task: asyncio.Task[PreparedImage]) -> None:
+    def _made(self, digest: bytes, task: asyncio.Task[_Tensors]) -> None:
         del self._making[digest]
         if not task.cancelled() and task.exception() is None:
-            self._known[digest] = task.result()
-            self._make_room()
+            self._alive[digest] = task.result()
 
-    def _make_room(self) -> bool:
-        """Forgets what has been used least; whether there is room for more then."""
-        most = self._rules.memory_bytes
-        while self.num_bytes > most and self._known:
-            self._known.popitem(last=False)
-        return self.num_bytes < most
+    def _keep(self, digest: bytes, tensors: _Tensors) -> None:
+        self._kept[digest] = tensors
+        self._kept.move_to_end(digest)
+        while self.num_bytes > self._rules.memory_bytes and self._kept:
+            self._kept.popitem(last=False)
 
-    async def _make(self, digest: bytes, data: bytes) -> PreparedImage:
-        if not self._make_room():
+    async def _make(self, data: bytes) -> _Tensors:
+        while self.num_bytes >= self._rules.memory_bytes and self._kept:
+            self._kept.popitem(last=False)
+        if self.num_bytes >= self._rules.memory_bytes:
             mib = self._rules.memory_bytes >> 20
             reason = f"images of requests that wait and run take all of {mib} MiB (--image-memory)"
             raise Overloaded(reason, _RETRY_S)
@@ -215,7 +218,7 @@ class ImagePool:
             raise Overloaded(f"{self._num_waiting} images wait to be read", _RETRY_S)
         reply = await self._ask(data)
         self.num_made += 1
-        return self._prepared(digest, reply)
+        return self._read(reply)
 
     async def _ask(self, data: bytes) -> Frame:
         worker: WorkerProcess | None = None
@@ -271,11 +274,11 @@ class ImagePool:
         mib = self._rules.worker_bytes >> 20
         return ImageRefused(f"takes more than the {mib} MiB in which it may be read")
 
-    def _prepared(self, digest: bytes, reply: Frame) -> PreparedImage:
+    def _read(self, reply: Frame) -> _Tensors:
         """What a worker made, which is not trusted. Raises ImageRefused."""
         try:
-            span_ids = tuple(map(int, reply.fields["span_ids"]))
             tensors = _Tensors(_tensors(reply.fields["tensors"], reply.data))
+            tensors.span_ids = span_ids = tuple(map(int, reply.fields["span_ids"]))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ImageRefused(f"was read into what is no image: {error!r}") from error
         most = self._max_span_len
@@ -285,7 +288,7 @@ class ImagePool:
         num_bytes = sum(len(tensor.data) for tensor in tensors.values())
         self.num_bytes += num_bytes
         weakref.finalize(tensors, self._forget, num_bytes).atexit = False
-        return PreparedImage(digest, span_ids, tensors)
+        return tensors
 
     def _forget(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
