@@ -169,6 +169,11 @@ class Validation:
             replace(image, start=image.start - num_left_out) for image in images
         )
 
+    async def count_images(self, files: Sequence[ImageFile]) -> int:
+        """The tokens of images beside their markers. Raises InvalidRequest and Overloaded."""
+        prepared = [await self._prepare(file) for file in files]
+        return sum(len(one.span_ids) - 1 for one in prepared)
+
     async def _prepare(self, file: ImageFile) -> PreparedImage:
         assert self._images is not None, "no image is taken"
         try:

@@ -749,7 +749,7 @@ class MessageRoutes:
         body = await self._service.read(request, CountBody, self._admit)
         record = RequestRecord.of(request)
         prompt = await self._service.render(record, lambda: body.chat_prompt)
-        num_tokens = await self._service.count(prompt, "messages")
+        num_tokens = await self._service.count(record, prompt, "messages")
         return json_response({"input_tokens": num_tokens}, _headers(record))
 
     def _admit(self, body: CountBody) -> None:

@@ -473,11 +473,14 @@ class AnswerService:
         )
         return checked, reading
 
-    async def count(self, prompt: Rendered, field: str) -> int:
-        """The number of tokens of a prompt. Raises InvalidRequest for far too many."""
+    async def count(self, record: RequestRecord, prompt: Rendered, field: str) -> int:
+        """The number of tokens of a prompt. Raises InvalidRequest for far too many, and as
+        `RequestValidator.check` for images.
+        """
         most = max(_MAX_COUNTED, self.limits.max_total_len)
         await check_fits(self.tokenizer, prompt.text, most, field, chars_per_token=1, margin=1)
-        return await self.tokenizer.count(prompt.text)
+        num_tokens = await self.tokenizer.count(prompt.text)
+        return num_tokens + await self.validator.count_images(record, prompt.images)
 
     async def complete(
         self, request: Request, draws: Sequence[GenerateRequest]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.engine.infer import Infer
+from router.http.request_record import RequestRecord
 from router.images.fetching import ImageFetcher, ImageRefused
 from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.images import ImageFile
-from router.request.request import ApiKey
 from router.telemetry.metrics import Metrics
 
 _SCHEMES = ("data:", "http://", "https://")
@@ -167,31 +167,37 @@ class ImageReader:
         self._metrics = metrics
         self._max_images = max_images
 
-    async def read(self, sources: Sequence[ImageSource], key: ApiKey) -> tuple[ImageFile, ...]:
-        """Their files, in order. Raises InvalidRequest, and Refused where `key` has had its due.
+    async def read(
+        self, record: RequestRecord, sources: Sequence[ImageSource]
+    ) -> tuple[ImageFile, ...]:
+        """Their files, in order; each is read once in a request.
 
         The request's parameters have been checked: a client must not make us fetch for nothing.
+        Raises InvalidRequest, and Refused where the request's key has had its due.
         """
         if len(sources) > self._max_images:
             place = sources[self._max_images].place
             rule = f"is image {self._max_images + 1} of the request; it may have {self._max_images}"
             raise InvalidRequest(f"`{place}` {rule} (--max-images)", place)
-        self._infer.check_admitted(key)
+        self._infer.check_admitted(record.key)
+        known = record.images
+        wanted = {source.url: source for source in sources if source.url not in known}
         async with asyncio.TaskGroup() as group:
-            reading = [group.create_task(self._read(source)) for source in sources]
-        files = [task.result() for task in reading]
-        for found in files:
+            reading = [group.create_task(self._read(source)) for source in wanted.values()]
+        for url, task in zip(wanted, reading, strict=True):
+            found = task.result()
             if isinstance(found, InvalidRequest):
                 raise found
-        return tuple(found for found in files if isinstance(found, ImageFile))
+            known[url] = found
+        return tuple(ImageFile(known[source.url], source.place) for source in sources)
 
-    async def _read(self, source: ImageSource) -> ImageFile | InvalidRequest:
+    async def _read(self, source: ImageSource) -> bytes | InvalidRequest:
         begun_s = time.monotonic()
         try:
             data = await self._fetcher.fetch(source.url)
             self._metrics.images.inc("taken")
             self._metrics.image_fetch.observe(time.monotonic() - begun_s)
-            return ImageFile(data, source.place)
+            return data
         except ImageRefused as error:
             self._metrics.images.inc("refused")
             return InvalidRequest(f"`{source.place}` {error}", source.place)

@@ -26,7 +26,8 @@ class RequestRecord(AccessRecord):
     `seed` is that of the first sequence to end, if it was drawn; `span` that of a generation.
     `socket` are the fields of a socket's line. Seeds and ids that are drawn come from `draws`,
     where a request must have the same ones whenever it is computed. `asked_s` is in Unix time.
-    `moving` is its stream, where a front may move it.
+    `moving` is its stream, where a front may move it. `images` are files by their URLs, until it is
+    validated.
     """
 
     metrics: Metrics | None = None
@@ -49,6 +50,7 @@ class RequestRecord(AccessRecord):
     draws: Random | None = None
     asked_s: float = field(default_factory=time.time)
     moving: MovingStream | None = None
+    images: dict[str, bytes] = field(default_factory=dict)
 
     def move(self, root: str, asked_s: float, moving: MovingStream) -> None:
         """Its ids and seeds are drawn from `root`, and it is as old as at its first replica."""

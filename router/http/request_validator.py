@@ -71,6 +71,12 @@ class RequestValidator:
         text, images = markdown_images(inputs, self._images.marker)
         return await self.check(record, text, raw, images=images)
 
+    async def count_images(self, record: RequestRecord, images: Sequence[ImageSource]) -> int:
+        """The tokens that images add to a text with their markers. Raises as `check`."""
+        if not images or self._images is None:
+            return 0
+        return await self._validation.count_images(await self._images.read(record, images))
+
     async def check(
         self,
         record: RequestRecord,
@@ -96,7 +102,7 @@ class RequestValidator:
         try:
             if images and self._images is not None:
                 self._validation.check(raw, is_empty=not prompt)
-                raw = replace(raw, images=await self._images.read(images, record.key))
+                raw = replace(raw, images=await self._images.read(record, images))
             if isinstance(prompt, str):
                 checked = await self._validation.validate(
                     prompt, raw, add_special_tokens=add_special_tokens, trace_id=record.request_id
@@ -108,6 +114,7 @@ class RequestValidator:
         except InvalidRequest as error:
             record.span.validated(clock() - begun_s, error)
             raise
+        record.images.clear()
         validation_s = clock() - begun_s
         record.accepted(checked, validation_s)
         record.span.validated(validation_s)

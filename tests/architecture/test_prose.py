@@ -9,7 +9,7 @@ from tests.architecture.test_house import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 MAX_WORDS = 25
-MAX_WORDS_OF_ALL = 60_580
+MAX_WORDS_OF_ALL = 61_390
 # A table, a heading, HTML or a picture is no running text.
 _OTHER = ("```", "|", "#", "<", "!")
 _ITEM = re.compile(r"^\s*([-*]|\d+\.)\s")

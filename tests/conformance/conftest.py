@@ -1,11 +1,20 @@
 """The servers, one of each kind for all tests of an environment."""
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from models import smollm2
-from tests.conformance.serving import Fake, Served, faked, fleeted, launched
+from tests.conformance.serving import (
+    ROOT,
+    Fake,
+    Served,
+    faked,
+    fleeted,
+    launched,
+    tandem_python,
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +29,16 @@ def served() -> Iterator[Served]:
     # Constraints may take their time on a machine that runs two environments.
     patience = ("--constraint-timeout", "20")
     with launched("--dtype", "float32", "--max-client-batch-size", "8", *patience) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A tiny random model that sees."""
+    folder = tmp_path_factory.mktemp("model") / "llava"
+    command = [tandem_python(), "-m", "tests.seeing_checkpoint", "llava", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
+    with launched("--dtype", "float32", model=folder) as served:
         yield served
 
 

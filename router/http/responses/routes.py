@@ -155,7 +155,7 @@ class ResponseRoutes:
         """How many tokens the same input would have as a prompt."""
         body = await self._service.read(request, CountInputBody, self._admit)
         prompt = await self._prompt(request, body, self._given(request, body), 1)
-        num_tokens = await self._service.count(prompt, "input")
+        num_tokens = await self._service.count(RequestRecord.of(request), prompt, "input")
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def retrieve(self, request: Request) -> Response:
@@ -247,7 +247,7 @@ class ResponseRoutes:
                 raise TemplateFailed(str(error), "input") from error
 
         async def count(turns: Sequence[Turn]) -> int:
-            return await service.count(await render(turns), "input")
+            return await service.count(record, await render(turns), "input")
 
         if body.truncation == "auto":
             limits = service.limits

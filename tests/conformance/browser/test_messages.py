@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from tests.conformance.browser.browsing import Visit
+from tests.conformance.browser.browsing import Visit, visiting
 from tests.conformance.browser.test_chat import set_parameters
 from tests.conformance.browser.test_tools import asked
+from tests.conformance.images import png
+from tests.conformance.serving import Served
 
 ANSWER = (
     "I do not know the capital of France. I only know a small invented world: its towns, "
@@ -109,3 +111,42 @@ def test_text_files_are_chosen_dropped_and_pasted(visit: Visit, tmp_path: Path) 
     expect(page.locator(".sent-file pre").first).to_have_text("x = 1\n")
     assert visit.findings() == []
     visit.shoot("files-sent")
+
+
+_DROP_IMAGE = """(bytes) => {
+    const dropped = new DataTransfer();
+    dropped.items.add(new File([new Uint8Array(bytes)], "dropped.png", { type: "image/png" }));
+    const options = { bubbles: true, cancelable: true, dataTransfer: dropped };
+    for (const type of ["dragover", "drop"]) {
+        document.body.dispatchEvent(new DragEvent(type, options));
+    }
+}"""
+
+
+def test_images_are_chosen_and_dropped_where_the_model_sees(
+    chrome: Browser, seeing: Served, tmp_path: Path
+) -> None:
+    file = tmp_path / "red.png"
+    file.write_bytes(png(255))
+    with visiting(chrome, seeing.url) as visit:
+        page = visit.page
+        bodies = asked(visit)
+        visit.open()
+        set_parameters(visit, Max_tokens="4")
+        page.get_by_label("Files", exact=True).set_input_files(file)
+        page.evaluate(_DROP_IMAGE, list(png(20)))
+        listed = page.get_by_role("list", name="Attached files").get_by_role("listitem")
+        expect(listed).to_have_count(2)
+        assert visit.findings() == []
+        visit.send("What is this?")
+        visit.ends(1)
+        page.reload()
+        expect(page.get_by_role("img", name="red.png")).to_be_visible()
+        assert (
+            page.get_by_role("img", name="dropped.png").evaluate("image => image.naturalWidth")
+            == 40
+        )
+        assert visit.findings() == []
+
+    kinds = [part["type"] for part in bodies[0]["messages"][0]["content"]]
+    assert kinds == ["image_url", "image_url", "text"]

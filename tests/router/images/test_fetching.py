@@ -27,6 +27,7 @@ ANSWERS: Mapping[bytes, bytes] = {
     b"/missing": b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
     b"/broken": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n" + IMAGE,
     b"/nonsense": b"\0\1\2\3\r\n\r\n",
+    b"/kept": b"HTTP/1.1 200 OK\r\nset-cookie: who=you\r\ncontent-length: 8\r\n\r\n" + IMAGE,
     b"/on": b"HTTP/1.1 302 Found\r\nlocation: /image\r\n\r\n",
     b"/round": b"HTTP/1.1 302 Found\r\nlocation: /round\r\n\r\n",
     b"/nowhere": b"HTTP/1.1 302 Found\r\n\r\n",
@@ -44,9 +45,11 @@ class Dialling(httpx.AsyncBaseTransport):
         self._port = port
         self._inner = httpx.AsyncHTTPTransport(trust_env=False)
         self.asked: list[tuple[str, str]] = []
+        self.cookies: list[str | None] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.url.host, request.headers["host"]))
+        self.cookies.append(request.headers.get("cookie"))
         url = request.url.copy_with(scheme="http", host="127.0.0.1", port=self._port)
         return await self._inner.handle_async_request(
             httpx.Request("GET", url, headers=request.headers, extensions=request.extensions)
@@ -200,6 +203,15 @@ async def test_a_host_that_does_not_answer_in_time_is_left() -> None:
 async def test_nothing_is_decompressed() -> None:
     async with net() as found:
         assert await found.fetcher().fetch("http://images.example/zipped") == ZIPPED
+
+
+async def test_what_a_host_wants_to_be_kept_is_not() -> None:
+    async with net() as found:
+        fetcher = found.fetcher()
+        for _ in range(2):
+            assert await fetcher.fetch("http://images.example/kept") == IMAGE
+
+        assert found.dialling.cookies == [None, None]
 
 
 async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
