@@ -6,6 +6,7 @@ are annotations.
 """
 
 import datetime
+import decimal
 import ipaddress
 import json
 import re
@@ -107,7 +108,9 @@ class Judge:
     def is_instance(self, value: Any) -> bool:
         """Fractions of `value` are decimals."""
         try:
-            return bool(self._validator.is_valid(value))
+            # Remainders of numbers of two digits of exponent.
+            with decimal.localcontext(prec=200):
+                return bool(self._validator.is_valid(value))
         except RecursionError:
             return False  # a reference to itself: no instance ends
 
