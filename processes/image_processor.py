@@ -4,7 +4,8 @@ It imports transformers, and with it what makes arrays of images, in seconds: on
 is opened.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,27 @@ class ProcessedImage:
     tensors: Mapping[str, npt.NDArray[Any]] = field(repr=False)
 
 
+@contextmanager
+def without_videos() -> Iterator[None]:
+    """Let transformers open no part for videos, which nobody asks for.
+
+    It demands torchvision, whose releases have to match those of torch.
+    """
+    from transformers.processing_utils import ProcessorMixin  # noqa: PLC0415
+
+    mixin: Any = ProcessorMixin
+    parts_of = mixin.get_attributes.__func__
+
+    def partswithout_videos(kind: Any) -> list[str]:
+        return [name for name in parts_of(kind) if "video" not in name]
+
+    mixin.get_attributes = classmethod(partswithout_videos)
+    try:
+        yield
+    finally:
+        mixin.get_attributes = classmethod(parts_of)
+
+
 class ImageProcessor:
     """marker: the text that stands for an image where a prompt is written"""
 
@@ -40,11 +62,12 @@ class ImageProcessor:
         # Of a worker that is forked before it is known which checkpoint it is for.
         from transformers import AutoProcessor  # noqa: PLC0415
 
+        from_pretrained: Any = AutoProcessor.from_pretrained
         try:
-            from_pretrained: Any = AutoProcessor.from_pretrained
-            self._processor = from_pretrained(
-                folder, trust_remote_code=trust_remote_code, local_files_only=True
-            )
+            with without_videos():
+                self._processor = from_pretrained(
+                    folder, trust_remote_code=trust_remote_code, local_files_only=True
+                )
             self.marker: str = self._processor.image_token
             self._names = frozenset(self._processor.model_input_names) - _NO_TENSORS
         # A processor fails in whatever way it likes; some say which package they miss.

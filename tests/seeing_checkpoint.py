@@ -94,12 +94,67 @@ def _idefics3(tokenizer: Any, tokens: Tokens) -> tuple[dict[str, Any], Any]:
     return config, _hf.Idefics3Processor(images, tokenizer, image_seq_len=4)
 
 
+class _Qwen:
+    """What its makers save of a processor: the part for images, and by which class it is used."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._images = _pil("qwen2_vl", "Qwen2VLImageProcessorPil")(
+            patch_size=4,
+            merge_size=2,
+            temporal_patch_size=2,
+            size={"shortest_edge": 64, "longest_edge": 3000},
+        )
+
+    def save_pretrained(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
+        self._images.save_pretrained(folder)
+        path = folder / "preprocessor_config.json"
+        settings = json.loads(path.read_text())
+        settings |= {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2_5_VLProcessor",
+        }
+        path.write_text(json.dumps(settings))
+
+
+def _qwen2_5_vl(tokenizer: Any, tokens: Tokens) -> tuple[dict[str, Any], Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    config = {
+        "model_type": "qwen2_5_vl",
+        "image_token_id": tokens["<|image_pad|>"],
+        "video_token_id": tokens["<|video_pad|>"],
+        "vision_start_token_id": tokens["<|vision_start|>"],
+        "vision_end_token_id": tokens["<|vision_end|>"],
+        "text_config": {**_TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": rope},
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 16,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1],
+        },
+    }
+    return config, _Qwen(tokenizer)
+
+
 # By name: what makes them, and the tokens that stand around an image in a prompt.
 _FAMILIES: Mapping[str, tuple[Callable[[Any, Tokens], tuple[dict[str, Any], Any]], str, str]] = {
     "llava": (_llava, "", "\n"),
     "idefics3": (_idefics3, "", ""),
+    "qwen2_5_vl": (_qwen2_5_vl, "<|vision_start|>", "<|vision_end|>"),
 }
-_IMAGE_TOKENS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
+# Where it is no <image>.
+_MARKERS = {"qwen2_5_vl": "<|image_pad|>"}
+_IMAGE_TOKENS = (
+    *("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"),
+    *("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
+)
 
 
 def save(name: str, folder: Path) -> Path:
@@ -126,7 +181,7 @@ def save(name: str, folder: Path) -> Path:
     model.generation_config.eos_token_id = EOS_ID
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    template = _TEMPLATE.replace("BEGIN", before).replace("MARKER", "<image>")
+    template = _TEMPLATE.replace("BEGIN", before).replace("MARKER", _MARKERS.get(name, "<image>"))
     template = template.replace("END", json.dumps(behind)[1:-1])
     (folder / "chat_template.jinja").write_text(template)
     return folder
