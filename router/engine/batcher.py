@@ -124,7 +124,7 @@ class Batcher:
         self._backpressure = Backpressure(scheduler)
         self._cancel_latency = CancelLatency(scheduler, observer)
         self._preparing = Preparing(shards, observer, clock)
-        self._looking = Looking(shards)
+        self._looking = Looking(shards, observer)
         # By request id: those that have not ended, and those that wait for what shards prepare.
         self._streams: dict[int, Stream] = {}
         self._unprepared: dict[int, asyncio.Task[None]] = {}

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from proto.contract import Image
+from router.engine.observer import StepObserver
 from router.shards.shards import Shards
 
 # Of the images that were looked at last, and that shards may still know.
@@ -20,8 +21,9 @@ class Looking:
     A shard that has forgotten an image, or did not look at it, does so in the image's step.
     """
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: Shards, observer: StepObserver) -> None:
         self._shards = shards
+        self._observer = observer
         self._looks: dict[bytes, asyncio.Task[None]] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
@@ -48,9 +50,11 @@ class Looking:
 
     async def _look(self, image: Image, span_ids: Sequence[int]) -> None:
         try:
-            await self._shards.look_ahead(image, span_ids)
+            looked_s = await self._shards.look_ahead(image, span_ids)
         finally:
             del self._looks[image.digest]
+        if looked_s:
+            self._observer.looked(looked_s)
         self._known[image.digest] = None
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)

@@ -105,6 +105,10 @@ class StepObserver:
         if result.num_masked_rows or num_late:
             metrics.mask_wait_duration.observe(result.mask_wait_s)
 
+    def looked(self, looked_s: float) -> None:
+        """Shards looked at an image beside their steps."""
+        self._metrics.image_encoder.observe(looked_s)
+
     def generated(self, generation: Generation, last_s: float | None, now_s: float) -> None:
         """A step brought a sequence tokens, its first ones where `last_s` is None.
 

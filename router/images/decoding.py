@@ -7,7 +7,7 @@ time, and of it nothing is decoded before its size is known.
 import warnings
 from io import BytesIO
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Others are old or rare, and one of them starts a program.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
@@ -20,7 +20,7 @@ class BadImage(Exception):
 
 
 def decode(data: bytes | bytearray, max_pixels: int) -> Image.Image:
-    """As transformers' own `load_image` has it. Raises BadImage."""
+    """As transformers' own `load_image` has it. Raises BadImage, MemoryError."""
     try:
         # What a decoder finds odd and reads all the same concerns nobody.
         with warnings.catch_warnings(action="ignore"):
@@ -28,15 +28,14 @@ def decode(data: bytes | bytearray, max_pixels: int) -> Image.Image:
             width, height = opened.size
             if width * height > max_pixels:
                 raise BadImage(
-                    f"has {width} x {height} pixels, which are more than {max_pixels} "
-                    "(--max-image-pixels)"
+                    f"has {width} x {height} pixels; it may have {max_pixels} (--max-image-pixels)"
                 )
             return ImageOps.exif_transpose(opened).convert("RGB")
-    except BadImage:
+    except UnidentifiedImageError:
+        raise BadImage("is no image in PNG, JPEG, GIF, WebP or TIFF") from None
+    except (BadImage, MemoryError):
         raise
-    except MemoryError:
-        raise BadImage("needs too much memory to be decoded") from None
-    # Decoders raise anything for files that are none.
+    # A decoder meets whatever somebody wrote.
     except Exception as error:
-        reason = "is no PNG, JPEG, GIF, WebP or TIFF, or a broken one"
-        raise BadImage(reason) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BadImage(f"is an image that cannot be read: {reason}") from error

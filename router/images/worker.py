@@ -30,8 +30,6 @@ from processes.image_processor import ImageProcessor, NoProcessor
 from processes.zygote.frames import Frame
 from processes.zygote.zygote import Data, Worker, Zygote
 
-# Of all that pillow reads. Others are rare, or start programs (EPS), or are not images alone.
-_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
 # What is processed before workers are forked, which then have all that it loads.
 _NOISE_SIZE = (97, 61)
 
@@ -50,10 +48,12 @@ class ImageWork:
 
     def answer_frame(self, job: Frame) -> tuple[dict[str, Any], Sequence[Data]]:
         """The span and the tensors of a file, or why there are none."""
+        # Pillow is absent where nobody sees; the program says so when it starts.
+        from router.images.decoding import BadImage, decode  # noqa: PLC0415
+
         try:
-            image = open_image(job.data, self._max_pixels)
-            made = self._process(image)
-        except _Refused as error:
+            made = self._process(decode(job.data, self._max_pixels))
+        except (BadImage, _Refused) as error:
             return {"refused": str(error)}, ()
         except MemoryError:
             mib = self._memory_bytes >> 20
@@ -78,34 +78,6 @@ class ImageWork:
             raise _Refused(
                 f"of {width} x {height} pixels is not taken by the model's processor: {reason}"
             ) from error
-
-
-def open_image(data: bytes | bytearray, max_pixels: int) -> Any:
-    """The first frame of a file, turned as it says, in RGB: as transformers' `load_image` does.
-
-    Raises _Refused, and MemoryError.
-    """
-    # Absent where nobody sees; the program says so when it starts.
-    from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415
-
-    # Ours are to be the only words for what is too large.
-    Image.MAX_IMAGE_PIXELS = None
-    try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        width, height = image.size
-        if width * height > max_pixels:
-            raise _Refused(
-                f"has {width} x {height} pixels; it may have {max_pixels} (--max-image-pixels)"
-            )
-        return ImageOps.exif_transpose(image).convert("RGB")
-    except UnidentifiedImageError:
-        raise _Refused("is no image in PNG, JPEG, GIF, WebP or TIFF") from None
-    except (_Refused, MemoryError):
-        raise
-    # A decoder meets whatever somebody wrote.
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise _Refused(f"is an image that cannot be read: {reason}") from error
 
 
 def as_sent(values: npt.NDArray[Any], dtype: str) -> tuple[str, npt.NDArray[Any]]:
@@ -157,10 +129,16 @@ def _open(folder: Path) -> ImageProcessor:
 
 
 def _try_out(processor: ImageProcessor) -> None:
-    from PIL import Image  # noqa: PLC0415 -- absent where nobody sees
+    """An image of noise; what that loads, workers have when they are forked."""
+    # Absent where nobody sees.
+    from PIL import Image  # noqa: PLC0415
 
+    from router.images.decoding import decode  # noqa: PLC0415
+
+    file = io.BytesIO()
+    Image.effect_noise(_NOISE_SIZE, 64).save(file, "PNG")
     try:
-        processor.process(Image.effect_noise(_NOISE_SIZE, 64).convert("RGB"))
+        processor.process(decode(file.getvalue(), _NOISE_SIZE[0] * _NOISE_SIZE[1]))
     except Exception as error:
         raise NoProcessor(f"its processor fails at an image of noise: {error}") from error
 

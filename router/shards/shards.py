@@ -388,18 +388,23 @@ class Shards:
             return longest_s
         return min(longest_s, max(_SHORTEST_PREPARE_S, constraint.prepare_by_s - monotonic()))
 
-    async def look_ahead(self, image: Image, span_ids: Sequence[int]) -> None:
+    async def look_ahead(self, image: Image, span_ids: Sequence[int]) -> float:
         """Has every rank look at an image beside its steps, and keep what it sees for a while.
 
-        Whatever goes wrong, the step that computes of the image looks at it then.
+        Answers the seconds of the slowest one, 0 where all knew it. Whatever goes wrong, the step
+        that computes of the image looks at it then.
         """
         request = wire.look_ahead_to_pb(image, span_ids)
         looking = [rank.send("LookAhead", request, self._timeouts.look_s) for rank in self._ranks]
+        looked_s = 0.0
         for answer in await asyncio.gather(*looking, return_exceptions=True):
             if isinstance(answer, grpc.aio.AioRpcError):
                 _logger.info("an image was not looked at beside steps: %s", error_line(answer))
             elif isinstance(answer, BaseException):
                 raise answer
+            else:
+                looked_s = max(looked_s, wire.looked_s_from_pb(answer))
+        return looked_s
 
     async def load_adapter(self, adapter_id: int, path: str) -> LoadedAdapter:
         """Has every rank hold its part of a LoRA adapter, beside the steps; of all ranks together.

@@ -133,6 +133,11 @@ def look_ahead_to_pb(image: Image, span_ids: Sequence[int]) -> pb.LookAheadReque
     return pb.LookAheadRequest(image=_image_to_pb(image, cached_len=0), span_ids=span_ids)
 
 
+def looked_s_from_pb(answer: pb.LookAheadResponse) -> float:
+    """Seconds that a rank looked at an image; 0: it knew it, or does so in the step."""
+    return answer.look_ns / 1e9
+
+
 def load_adapter_to_pb(epoch: int, adapter_id: int, path: str) -> pb.LoadAdapterRequest:
     """A LoRA adapter, to be held beside the model."""
     return pb.LoadAdapterRequest(epoch=epoch, adapter_id=adapter_id, path=path)

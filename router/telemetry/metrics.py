@@ -464,6 +464,9 @@ class Metrics(Collector):
         self.image_processor = _seconds(
             "tandem_image_processor_seconds", "Time of the model's processor on an image's file"
         )
+        self.image_encoder = _seconds(
+            "tandem_image_encoder_seconds", "Time of the model's encoder on an image, beside steps"
+        )
         self.image_rows = Counter(
             "tandem_image_rows",
             "Images of sequences that enter a step, by where their rows come from",

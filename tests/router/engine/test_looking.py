@@ -29,6 +29,7 @@ async def test_images_are_looked_at_before_the_first_step_and_once() -> None:
         assert methods(shard).index("LookAhead") < methods(shard).index("Prefill")
         prompt_ids = asking().prompt_ids
         assert shard.looked_at == [(b"a" * 16, prompt_ids[:2]), (b"b" * 16, prompt_ids[3:5])]
+        assert rig.metrics.image_encoder.count() == 2
 
 
 async def test_requests_with_the_same_image_wait_for_it_together() -> None:

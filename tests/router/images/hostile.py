@@ -58,8 +58,8 @@ def animated(kind: str) -> bytes:
 
 _PNG = encoded(plain(size=(64, 64)), "PNG")
 _JPEG = encoded(plain(size=(64, 64)), "JPEG")
-_NONE = "is no PNG, JPEG, GIF, WebP or TIFF"
-_LARGE = "which are more than"
+_NONE = "is no image in PNG|cannot be read"
+_LARGE = "pixels; it may have"
 
 FILES: Mapping[str, tuple[bytes, Size | str]] = {
     "png": (encoded(plain(), "PNG"), (8, 6)),

@@ -1,12 +1,15 @@
 """Files of images: what is decoded, how it comes, and what is refused before it costs anything."""
 
 import time
+from io import BytesIO
 
+import numpy as np
 import pytest
 from PIL import Image
+from transformers.image_utils import load_image
 
 from router.images.decoding import BadImage, decode
-from tests.router.images.hostile import FILES, MAX_PIXELS, Size, bomb, encoded, turned
+from tests.router.images.hostile import FILES, MAX_PIXELS, bomb, encoded, turned
 
 
 def test_the_corpus_is_large() -> None:
@@ -36,20 +39,36 @@ def test_an_image_is_turned_as_its_camera_was_held() -> None:
     assert decode(turned(), MAX_PIXELS).size == (6, 8)
 
 
+def noise(mode: str, size: tuple[int, int] = (9, 6)) -> Image.Image:
+    values = np.random.default_rng(3).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
+    if mode == "I;16":
+        return Image.fromarray(values.view(np.uint16)[:, :, 0].copy())
+    return Image.fromarray(values, "RGBA").convert("RGB").convert(mode)
+
+
+def held(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(noise("RGB"), "JPEG", exif=exif)
+
+
 @pytest.mark.parametrize(
-    ("mode", "colour", "shown"),
+    "file",
     [
-        ("L", 200, (200, 200, 200)),
-        ("RGBA", (10, 20, 30, 0), (10, 20, 30)),
-        ("1", 1, (255, 255, 255)),
-        # Pillow's own, which transformers' is: it cuts, and does not scale.
-        ("I;16", 40_000, (255, 255, 255)),
+        *(encoded(noise(mode), "PNG") for mode in ("RGB", "RGBA", "L", "LA", "P", "1", "I;16")),
+        *(encoded(noise(mode), "JPEG") for mode in ("RGB", "L", "CMYK")),
+        *(encoded(noise(mode), "TIFF") for mode in ("RGB", "CMYK")),
+        *(encoded(noise("RGB"), kind) for kind in ("GIF", "WEBP")),
+        encoded(noise("RGB"), "GIF", save_all=True, append_images=[noise("L")]),
+        encoded(noise("RGB", (1, 1)), "PNG"),
+        *map(held, range(1, 9)),
     ],
 )
-def test_colours_are_those_of_transformers(mode: str, colour: int, shown: Size) -> None:
-    image = Image.new(mode, (2, 2), colour)
-
-    assert decode(encoded(image, "PNG"), MAX_PIXELS).getpixel((1, 1)) == shown
+def test_a_file_is_read_as_transformers_reads_it(file: bytes) -> None:
+    expected = load_image(Image.open(BytesIO(file)))
+    image = decode(file, MAX_PIXELS)
+    assert image.mode == "RGB"
+    assert image.tobytes() == expected.tobytes()
 
 
 @pytest.mark.alone
