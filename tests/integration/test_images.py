@@ -12,6 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
+from processes.image_processor import without_videos
 from tests.command_line import run_launcher
 from tests.integration.server import RunningServer, launched, metric
 from tests.router.images.hostile import FILES
@@ -25,7 +26,7 @@ MAX_PIXELS = 1_000_000
 _hf: Any = transformers
 
 
-@pytest.fixture(scope="module", params=["llava", "idefics3"])
+@pytest.fixture(scope="module", params=["llava", "idefics3", "qwen2_5_vl"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -74,9 +75,14 @@ def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
     return answered
 
 
+def processor_of(folder: Path) -> Any:
+    with without_videos():
+        return _hf.AutoProcessor.from_pretrained(folder)
+
+
 def expected_ids(folder: Path, turns: list[dict[str, Any]], files: list[bytes]) -> list[int]:
     """What transformers' own processor and class make of a chat, greedily."""
-    processor = _hf.AutoProcessor.from_pretrained(folder)
+    processor = processor_of(folder)
     model = _hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     shown = [
         {
@@ -161,7 +167,7 @@ def test_tgis_prompts_have_images_in_their_text(server: RunningServer, folder: P
     wrong = server.http.post("/generate", json={"inputs": "see ![](cat.png)"})
 
     last = json.loads(lines[-2].removeprefix("data:"))
-    processor = _hf.AutoProcessor.from_pretrained(folder)
+    processor = processor_of(folder)
     prompt = f"see {processor.image_token} it"
     span = processor(text=prompt, images=[Image.open(BytesIO(RED))], add_special_tokens=False)
     assert last["details"]["input_length"] == len(span["input_ids"][0])
@@ -240,8 +246,8 @@ def test_the_server_says_that_it_sees(server: RunningServer) -> None:
 def test_the_client_shows_an_image(server: RunningServer, tmp_path: Path) -> None:
     path = tmp_path / "red.png"
     path.write_bytes(RED)
-    said = run_launcher("client", server.url, stdin=f"/image {path}\nsee max_tokens=4\n")
+    said = run_launcher("client", server.url, stdin=f'/image {path}\nsee choice=["red"]\n')
 
     assert said.returncode == 0
     assert "[1 image for the next message]" in said.stderr
-    assert said.stdout
+    assert said.stdout == "red\n"
