@@ -2,7 +2,12 @@
 
 import base64
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -80,7 +85,9 @@ def processor_of(folder: Path) -> Any:
         return _hf.AutoProcessor.from_pretrained(folder)
 
 
-def expected_ids(folder: Path, turns: list[dict[str, Any]], files: list[bytes]) -> list[int]:
+def expected_ids(
+    folder: Path, turns: list[dict[str, Any]], files: list[bytes], num_new: int = NUM_NEW
+) -> list[int]:
     """What transformers' own processor and class make of a chat, greedily."""
     processor = processor_of(folder)
     model = _hf.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -100,7 +107,7 @@ def expected_ids(folder: Path, turns: list[dict[str, Any]], files: list[bytes]) 
     inputs = processor(text=prompt, images=opened, add_special_tokens=False, return_tensors="pt")
     inputs.pop("token_type_ids", None)
     with torch.inference_mode():
-        made = model.generate(**inputs, max_new_tokens=NUM_NEW, do_sample=False)
+        made = model.generate(**inputs, max_new_tokens=num_new, do_sample=False)
     return [int(each) for each in made[0, inputs["input_ids"].shape[1] :]]
 
 
@@ -120,6 +127,37 @@ def test_the_same_images_are_not_encoded_again(server: RunningServer) -> None:
 
     assert metric(server, 'tandem_image_rows_total{source="encoder"}') == before
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_images_come_again_after_a_preemption_and_a_killed_shard_and_on_two_ranks(
+    tmp_path: Path,
+) -> None:
+    folder = save("llava", tmp_path)
+    num_new = 200
+    # For less than two of them.
+    flags = ("--dtype", "float32", "--kv-blocks", "28", "--max-restarts", "1", "--num-shard", "2")
+    chats = [
+        ([{"role": "user", "content": [text(f"{number} is "), *map(image, files)]}], files)
+        for number, files in enumerate(([RED], [GREEN], [RED, GREEN], [GREEN, RED]))
+    ]
+    expected = [expected_ids(folder, turns, files, num_new) for turns, files in chats]
+
+    def answer(running: RunningServer, turns: list[dict[str, Any]]) -> list[int]:
+        answered = ask(running, CHAT, messages=turns, max_tokens=num_new, return_token_ids=True)
+        ids: list[int] = answered["choices"][0]["token_ids"]
+        return ids
+
+    with launched(*flags, model=folder) as running, ThreadPoolExecutor(len(chats)) as pool:
+        turns = [turns for turns, _ in chats]
+        assert list(pool.map(partial(answer, running), turns)) == expected
+        assert metric(running, "tandem_preemptions_total") > 0
+        answers = [pool.submit(answer, running, each) for each in turns]
+        before = metric(running, "tandem_output_tokens_total")
+        while metric(running, "tandem_output_tokens_total") == before:
+            time.sleep(0.005)
+        os.kill(running.pid_of("model_server"), signal.SIGKILL)
+        assert [each.result() for each in answers] == expected
+        assert metric(running, "tandem_shard_failures_total") == 1
 
 
 def test_another_image_has_another_answer(server: RunningServer) -> None:
