@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from router.images.fetching import ImageRefused
-from router.images.pool import ImagePool, ImageRules, may_see
+from router.images.pool import Blind, ImagePool, ImageRules, may_see, why_blind
 from router.request.errors import Overloaded
 from router.request.images import ImageFile, splice
 from tests import seeing_checkpoint
@@ -145,3 +145,15 @@ async def test_one_that_takes_too_long_ends_its_worker_and_one_that_no_step_hold
             await pool.prepare(file_of(20, 20))
     finally:
         await pool.close()
+
+
+async def test_a_processor_that_cannot_be_opened_is_told_before_and_after_the_start(
+    tmp_path: Path,
+) -> None:
+    folder = seeing_checkpoint.save("llava", tmp_path)
+    (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
+    reason = why_blind(folder)
+    assert reason is not None
+    assert reason.startswith("its processor cannot be used: ")
+    with pytest.raises(Blind, match="its processor cannot be used: "):
+        await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
