@@ -44,10 +44,10 @@ def without_videos() -> Iterator[None]:
     mixin: Any = ProcessorMixin
     parts_of = mixin.get_attributes.__func__
 
-    def partswithout_videos(kind: Any) -> list[str]:
+    def parts_without_videos(kind: Any) -> list[str]:
         return [name for name in parts_of(kind) if "video" not in name]
 
-    mixin.get_attributes = classmethod(partswithout_videos)
+    mixin.get_attributes = classmethod(parts_without_videos)
     try:
         yield
     finally:
@@ -55,7 +55,9 @@ def without_videos() -> Iterator[None]:
 
 
 class ImageProcessor:
-    """marker: the text that stands for an image where a prompt is written"""
+    """marker:       the text that stands for an image where a prompt is written
+    tensor_names: of all tensors that it makes of any image
+    """
 
     def __init__(self, folder: Path, *, trust_remote_code: bool) -> None:
         """Raises NoProcessor for a checkpoint that has none, or where a package is missing."""
@@ -69,7 +71,8 @@ class ImageProcessor:
                     folder, trust_remote_code=trust_remote_code, local_files_only=True
                 )
             self.marker: str = self._processor.image_token
-            self._names = frozenset(self._processor.model_input_names) - _NO_TENSORS
+            names = frozenset(self._processor.model_input_names)
+            self.tensor_names: frozenset[str] = names - _NO_TENSORS
         # A processor fails in whatever way it likes; some say which package they miss.
         except Exception as error:
             reason = " ".join(str(error).split())
@@ -89,7 +92,7 @@ class ImageProcessor:
         )
         (span_ids,) = made["input_ids"].tolist()
         tensors = {}
-        for name in self._names & made.keys():
+        for name in self.tensor_names & made.keys():
             values = np.asarray(made[name])
             tensors[name] = np.ascontiguousarray(values, _DTYPES[values.dtype.kind])
         return ProcessedImage(tuple(span_ids), tensors)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from constraints.end_tokens import read_object
 from processes.zygote.client import (
@@ -137,6 +136,7 @@ class ImagePool:
         self.num_bytes = 0
         self.num_made = 0
         self.marker = ""
+        self._tensor_names: frozenset[str] = frozenset()
         self._settings = b""
         self._dtype = "float32"
         self._max_span_len: int | None = None
@@ -163,6 +163,8 @@ class ImagePool:
             raise Blind(str(error)) from error
         about = await zygote.ready
         self.marker = about["marker"]
+        # Told before any file is read: a worker that a file took over cannot name others.
+        self._tensor_names = frozenset(about["tensor_names"])
         settings = about["settings"].encode()
         self._settings = blake2b(settings + dtype.encode()).digest()
         self._dtype = "bfloat16" if dtype == "bfloat16" else "float32"
@@ -277,7 +279,7 @@ class ImagePool:
     def _read(self, reply: Frame) -> _Tensors:
         """What a worker made, which is not trusted. Raises ImageRefused."""
         try:
-            tensors = _Tensors(_tensors(reply.fields["tensors"], reply.data))
+            tensors = _Tensors(read_tensors(reply, self._tensor_names))
             tensors.span_ids = span_ids = tuple(map(int, reply.fields["span_ids"]))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ImageRefused(f"was read into what is no image: {error!r}") from error
@@ -294,13 +296,16 @@ class ImagePool:
         self.num_bytes -= num_bytes
 
 
-def _tensors(about: Any, data: bytes | bytearray) -> Mapping[str, ImageTensor]:
-    """Raises what comes of an answer that is none."""
+def read_tensors(reply: Frame, names: frozenset[str]) -> Mapping[str, ImageTensor]:
+    """What a worker made, by these names. Raises what comes of an answer that is none."""
     found = {}
     start = 0
-    for name, dtype, shape in about:
+    data = reply.data
+    for name, dtype, shape in reply.fields["tensors"]:
+        if name not in names:
+            raise ValueError(f"the model's class takes no {name}")
         stop = start + prod(shape) * IMAGE_DTYPES[dtype]
-        found[str(name)] = ImageTensor(dtype, tuple(shape), bytes(memoryview(data)[start:stop]))
+        found[name] = ImageTensor(dtype, tuple(shape), bytes(memoryview(data)[start:stop]))
         start = stop
     if start != len(data):
         raise ValueError(f"{len(data)} bytes of which {start} are tensors")

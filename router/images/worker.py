@@ -107,7 +107,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     work = ImageWork(processor, args.max_pixels, args.memory_bytes)
     worker = Worker(work, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield))
-    about = {"marker": processor.marker, "settings": _settings(args.folder)}
+    about = {
+        "marker": processor.marker,
+        "tensor_names": sorted(processor.tensor_names),
+        "settings": _settings(args.folder),
+    }
     with socket.socket(fileno=args.control_fd) as control:
         Zygote(control, worker, args.memory_bytes, about).run()
     return 0

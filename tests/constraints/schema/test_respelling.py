@@ -70,7 +70,7 @@ def judged(
             "the keys in the order `city`, `zip`",
         ),
         (PERSON, '{"other": [], "name": "A"}', 1, "the keys in the order `name`, `other`"),
-        (PERSON, '{"name": "A", "size": 0.5}', 22, "0.50 for 0.5"),
+        (PERSON, '{"name": "A", "size": 5e-1}', 22, "0.5 for 5e-1"),
         (PERSON, '{"name": "A", "home": {"zip": 10.0}}', 30, "10 for 10.0"),
         (PERSON, '{"name": "A", "home": {"zip": 1e3}}', 30, "1000 for 1e3"),
         (PERSON, r'{"name": "\u0041"}', 9, r'"A" for "\u0041"'),

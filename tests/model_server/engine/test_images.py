@@ -21,6 +21,8 @@ from tests.model_server.engine.driver import Driver, driver_of, load
 from tests.model_server.seeing_models import Prompt
 
 NUM_NEW = 8
+# Of no prompt's images.
+OTHER_DIGESTS = range(100, 120)
 # Rows alone; a decoder that multiplies; three positions; rows behind layers; tokens that see ahead.
 BY_DAY = ("llava", "llava_next-granite", "qwen2_5_vl", "qwen3_vl", "gemma3")
 FAMILIES = (
@@ -32,6 +34,8 @@ FAMILIES = (
     ],
 )
 IN_ITS_CLASS = "-in-its-class"
+# Tiny models say the same of several prompts, or want to show an image; not behind these tokens.
+BEGINS = {"mistral3": 8, "aya_vision": 3, "cohere2_vision": 4, "qwen2_vl": 3}
 # Of these, in their own class, too.
 MODELS = (*FAMILIES, "qwen3_vl" + IN_ITS_CLASS, "gemma3" + IN_ITS_CLASS)
 
@@ -51,8 +55,11 @@ class Case:
 @cache
 def case(name: str) -> Case:
     """Made once for all tests of a family."""
-    one = seeing_models.build(name.removesuffix(IN_ITS_CLASS))
-    prompts = (one.prompt(0), one.prompt(0, 1), one.prompt(1, 0), one.prompt(), one.prompt(1))
+    family = name.removesuffix(IN_ITS_CLASS)
+    one = seeing_models.build(family)
+    begin = BEGINS.get(family, 5)
+    shown: tuple[tuple[int, ...], ...] = ((0,), (0, 1), (1, 0), (), (1,))
+    prompts = tuple(one.prompt(*images, begin=begin) for images in shown)
     expected = tuple(one.greedy(prompt, NUM_NEW) for prompt in prompts)
     attention = "cpu-op" if name.endswith(IN_ITS_CLASS) else "auto"
     with TemporaryDirectory() as folder:
@@ -178,13 +185,16 @@ def test_beside_a_step_an_image_is_looked_at_by_another_thread() -> None:
             thread.submit(
                 driver.runner.look_ahead, replace(image, digest=bytes(16 * [n])), span_ids
             )
-            for n in range(20)
+            for n in OTHER_DIGESTS
         ]
         driver.run(5)
     for look in looks:
         look.result()
     driver.add(
-        4, prompt.token_ids, NUM_NEW, images=(replace(blank(image), digest=bytes(16 * [19])),)
+        4,
+        prompt.token_ids,
+        NUM_NEW,
+        images=(replace(blank(image), digest=bytes(16 * [OTHER_DIGESTS[-1]])),),
     )
     driver.run()
     assert [driver.outputs[place] for place in (0, 1, 3, 4)] == [

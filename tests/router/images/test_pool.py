@@ -11,8 +11,9 @@ import pytest_asyncio
 from PIL import Image
 from transformers import AutoProcessor
 
+from processes.zygote.frames import Frame
 from router.images.fetching import ImageRefused
-from router.images.pool import Blind, ImagePool, ImageRules, may_see, why_blind
+from router.images.pool import Blind, ImagePool, ImageRules, may_see, read_tensors, why_blind
 from router.request.errors import Overloaded
 from router.request.images import ImageFile, splice
 from tests import seeing_checkpoint
@@ -157,3 +158,12 @@ async def test_a_processor_that_cannot_be_opened_is_told_before_and_after_the_st
     assert reason.startswith("its processor cannot be used: ")
     with pytest.raises(Blind, match="its processor cannot be used: "):
         await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
+
+
+def test_a_worker_names_no_tensor_that_the_class_does_not_take() -> None:
+    names = frozenset(("pixel_values",))
+    answer = {"tensors": [["pixel_values", "int64", [1]], ["labels", "int64", [1]]]}
+    with pytest.raises(ValueError, match="takes no labels"):
+        read_tensors(Frame(answer, bytes(16)), names)
+    answer["tensors"].pop()
+    assert set(read_tensors(Frame(answer, bytes(8)), names)) == names
