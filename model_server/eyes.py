@@ -201,7 +201,11 @@ def _layout(named: Mapping[str, Any], span_len: int) -> Layout:
     if positions is None or positions.numel() < _NUM_AXES * span_len:
         return Layout(None, span_len)
     turns = positions.reshape(-1, span_len)[-_NUM_AXES:].cpu()
-    return Layout(turns, int(turns.max()) + 1)
+    reach = int(turns.max()) + 1
+    if reach > span_len:
+        # Tables of angles end where the longest text does.
+        raise ImageRefused(f"its positions reach {reach}, of {span_len} tokens")
+    return Layout(turns, reach)
 
 
 def _key_ends(named: Mapping[str, Any], span_len: int) -> Tensor | None:

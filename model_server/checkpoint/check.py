@@ -298,7 +298,12 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     blind_reason = None
     if takes_more_than_text:
         try:
-            image_token_id = _image_token_id(settings, config, empty.facts.vocab_size)
+            image_token_id = _image_token_id(
+                settings,
+                config,
+                empty.facts.vocab_size,
+                is_divided=recipe is not None and world_size > 1,
+            )
         except Blind as reason:
             blind_reason = str(reason)
             _log.info(
@@ -347,12 +352,14 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     )
 
 
-def _image_token_id(settings: ModelSettings, config: Any, vocab_size: int) -> int:
+def _image_token_id(
+    settings: ModelSettings, config: Any, vocab_size: int, *, is_divided: bool
+) -> int:
     """The token in whose place images go. Raises Blind for a model whose images are not served."""
     if not zoo.takes_images(config):
         raise Blind(f"{config.model_type} has no class that reads images and writes text")
-    if settings.device.type != "cpu":
-        raise Blind(f"images are not served on {settings.device.type} yet")
+    if is_divided:
+        raise Blind("images are not served over several GPUs yet")
     if _quantization(config) is not None:
         raise Blind("its checkpoint is quantized")
     if GgufFile.of_folder(settings.folder) is not None:

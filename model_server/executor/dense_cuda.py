@@ -16,7 +16,8 @@ Decode steps are launched as a whole, by one CUDA graph for each batch size of a
 
 A graph replays the same launches over the same memory. So a step is copied to tensors that stay,
 and filled up to the next batch size that has a graph: what is padding sees no key, and writes to
-the scratch block. All graphs share one pool of memory, since one of them runs at a time.
+the scratch block. All graphs share one pool of memory, since one of them runs at a time. A step in
+which there is something of an image has none.
 """
 
 import logging
@@ -24,11 +25,13 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -223,12 +226,16 @@ class DecodeGraphs:
         )
 
     def has(self, step: StepInputs) -> bool:
-        """Whether there is a graph for a step: one token and one row of logits per sequence."""
+        """Whether there is a graph for a step: one token, of text, and one row of logits per
+        sequence.
+        """
         num_seqs, num_blocks = step.block_tables.shape
         return (
             num_seqs == step.num_tokens == len(step.logits_indices)
             and num_seqs <= self.sizes[-1]
             and num_blocks <= self._max_blocks
+            and step.images is None
+            and step.turns is None
         )
 
     @torch.inference_mode()
@@ -299,6 +306,7 @@ class DenseCuda:
         self._new_capture = new_capture
         self._graphs: DecodeGraphs | None = None
         self._caches: Sequence[LayerMemory] = ()
+        self._axes: Sequence[Tensor] = ()
         self._num_states = 0
         self._dtype = weights.embedding.dtype
         self._device = weights.embedding.device
@@ -343,6 +351,10 @@ class DenseCuda:
         self._caches = caches
         self._num_states = num_states
 
+    def turn_by(self, axes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """By which of three rotary positions each angle of each table turns."""
+        self._axes = [torch.from_numpy(each).to(self._device) for each in axes]
+
     def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
         """See Executor: captures decode steps."""
         self._graphs = None
@@ -380,15 +392,22 @@ class DenseCuda:
         if self.adapters is not None:
             self.adapters.begin(inputs)
         weights = self._weights
+        if inputs.turns is not None:
+            weights = self._turned(inputs.turns)
+            inputs = replace(inputs, positions=torch.arange(inputs.num_tokens, device=self._device))
         ops = self._ops
         residual = F.embedding(inputs.token_ids, weights.embedding)
         if weights.embed_scale != 1.0:
             residual = residual * weights.embed_scale
+        images = inputs.images
+        shown: Sequence[Tensor] = ()
+        if images is not None:
+            shown = images.rows.to(self._dtype).unbind()
+            residual.index_copy_(0, images.places, shown[0])
         norms = [layer.attention_norm for layer in weights.layers[1:]]
         normed = ops.add_norm(residual, None, weights.layers[0].attention_norm)
-        for layer, cache, next_norm in zip(
-            weights.layers, self._caches, (*norms, weights.final_norm), strict=True
-        ):
+        memories = zip(weights.layers, self._caches, (*norms, weights.final_norm), strict=True)
+        for behind, (layer, cache, next_norm) in enumerate(memories, 1):
             attended = self._mix(layer.mixer, cache, normed, inputs)
             if layer.is_parallel:
                 read = normed
@@ -410,7 +429,28 @@ class DenseCuda:
                 post_norm=layer.mlp_post_norm,
                 scale=layer.residual_scale,
             )
+            if images is not None and behind < len(shown):
+                residual.index_add_(0, images.places, shown[behind])
+                normed = ops.add_norm(residual, None, next_norm)
         return self._logits(normed.index_select(0, inputs.logits_indices))
+
+    def _turned(self, turns: Tensor) -> DenseWeights:
+        """The weights, with angles for each token of a step where they have them by position.
+
+        turns: [3, num_tokens], as in StepInputs
+        """
+        turned = {}
+        for (cos, sin), axes in zip(self._weights.tables, self._axes, strict=True):
+            positions = turns[axes].T  # [num_tokens, n / 2]
+            turned[id(cos)] = (cos.gather(0, positions), sin.gather(0, positions))
+        layers = []
+        for layer in self._weights.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, DenseAttention) and mixer.heads.cos is not None:
+                cos, sin = turned[id(mixer.heads.cos)]
+                mixer = replace(mixer, heads=replace(mixer.heads, cos=cos, sin=sin))
+            layers.append(replace(layer, mixer=mixer))
+        return replace(self._weights, layers=tuple(layers))
 
     def _add(self, layer: DenseLayer, residual: Tensor, attended: Tensor) -> None:
         self._ops.add_norm(

@@ -274,7 +274,10 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseWeights:
-    """All of a decoder. `head` gives this rank's part of the vocabulary, padded to the longest."""
+    """All of a decoder. `head` gives this rank's part of the vocabulary, padded to the longest.
+
+    tables: cos and sin of each entry of recipe.Recipe.rotary, which the heads of layers have, too
+    """
 
     embedding: Tensor  # [vocab_size, hidden_size]
     embed_scale: float
@@ -284,6 +287,7 @@ class DenseWeights:
     vocab_size: int
     logit_scale: float
     softcap: float | None
+    tables: tuple[tuple[Tensor, Tensor], ...]
 
 
 def read_weights(
@@ -323,6 +327,7 @@ def read_weights(
         vocab_size=recipe.head.rows.count,
         logit_scale=recipe.logit_scale,
         softcap=recipe.softcap,
+        tables=reader.tables,
     )
     for name, last in last_use.items():
         if last == len(recipe.layers):
@@ -351,7 +356,9 @@ class WeightReader:
     ) -> None:
         self._recipe = recipe
         self._parameters = parameters
-        self._tables = [tuple(part.to(device).contiguous() for part in pair) for pair in tables]
+        self.tables = tuple(
+            (cos.to(device).contiguous(), sin.to(device).contiguous()) for cos, sin in tables
+        )
         self._dtype = dtype
         self._device = device
         self._partition = partition
@@ -531,13 +538,13 @@ class WeightReader:
         return np.arange(heads.start * head_dim, heads.stop * head_dim)
 
     def _head_rows(self, head: Head, heads: Sequence[int], head_dim: int) -> npt.NDArray[np.int64]:
-        angles_len = 0 if head.rope is None else self._tables[head.rope.source][0].shape[1]
+        angles_len = 0 if head.rope is None else self.tables[head.rope.source][0].shape[1]
         return rows_of_heads(head, heads, head_dim, angles_len)
 
     def _heads(self, attention: Attention) -> HeadLayout:
         query = attention.query
         key = attention.key
-        cos, sin = (None, None) if query.rope is None else self._tables[query.rope.source]
+        cos, sin = (None, None) if query.rope is None else self.tables[query.rope.source]
         return HeadLayout(
             num_heads=len(self._partition.part(attention.num_heads)),
             num_kv_heads=len(self._partition.kv_heads(attention.num_kv_heads)),

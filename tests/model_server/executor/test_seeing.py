@@ -1,25 +1,37 @@
 """By an image of noise a shard finds out whether it sees; what it sees is what the class sees."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from model_server.checkpoint.check import ModelSettings
+from model_server import zoo
+from model_server.attention.base import TokenMajorAttention
+from model_server.attention.reference import ReferenceAttention
+from model_server.attention.sdpa import GatherSdpaAttention
+from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.engine.distributed import World
 from model_server.errors import InvalidStep
 from model_server.executor import seeing
-from model_server.executor.dense import logits_in_chunks
+from model_server.executor.dense import load_dense, logits_in_chunks
+from model_server.executor.dense_cuda import Capture, DenseCuda
+from model_server.executor.device_weights import Partition, matrices_of, read_weights
 from model_server.executor.executor import PagedModel
+from model_server.executor.layer_ops import TorchLayerOps
+from model_server.executor.seeing import Seeing
 from model_server.eyes import Eyes, Layout, Sight
 from model_server.images import Gallery, SequenceImages
 from model_server.loading import load_model
 from model_server.recipe.proof import relative_error
+from model_server.step import SequenceStep, StepInputs
 from processes.image_processor import ImageProcessor, ProcessedImage, without_videos
 from proto.contract import Image, ImageTensor
 from tests import seeing_checkpoint
@@ -43,6 +55,66 @@ def loaded(one: SeeingModel, folder: Path, **options: Any) -> PagedModel:
     return load(folder, World(), **{"noise": one.noise, **options})
 
 
+def for_gpus(
+    one: SeeingModel,
+    folder: Path,
+    attention: TokenMajorAttention | None = None,
+    new_capture: Callable[[], Capture] | None = None,
+) -> PagedModel:
+    """As a shard with a GPU loads it, but in plain torch on a CPU."""
+    one.save(folder)
+    device = torch.device("cpu")
+    checked = check_checkpoint(ModelSettings(folder, device, dtype="float32"), 1)
+    recipe = checked.recipe
+    assert recipe is not None, checked.fallback_reason
+
+    def build(
+        parameters: Mapping[str, Tensor],
+        tables: Sequence[tuple[Tensor, Tensor]],
+        *,
+        release: Callable[[str], None],
+    ) -> DenseCuda:
+        ops = TorchLayerOps()
+        weights = read_weights(
+            recipe,
+            parameters,
+            tables,
+            dtype=torch.float32,
+            device=device,
+            partition=Partition(),
+            make_matrix=matrices_of(ops),
+            release=release,
+        )
+        backend = attention or ReferenceAttention()
+        return DenseCuda(weights, ops, backend, new_capture=new_capture)
+
+    seeing = Seeing(checked.image_token_id, checked.left_out, checked.blind_reason)
+    seeing.take(folder, one.noise, trust_remote_code=False)
+    model = zoo.load(
+        folder,
+        checked.config,
+        dtype=torch.float32,
+        device=device,
+        trust_remote_code=False,
+        num_shards=1,
+    )
+    seeing.begin(model, recipe)
+    executor = load_dense(model, recipe, build, dtype=torch.float32, quantize=None)
+    seeing.end(executor)
+    return PagedModel(
+        executor,
+        model_type=checked.facts.model_type,
+        dtype=torch.float32,
+        device=device,
+        vocab_size=checked.vocab_size,
+        max_position_embeddings=512,
+        window_len=None,
+        eos_token_ids=checked.eos_token_ids,
+        sight=seeing.sight,
+        blind_reason=seeing.blind_reason,
+    )
+
+
 def logits_of(model: PagedModel, prompt: Prompt) -> torch.Tensor:
     """In chunks that end inside of images, if these may be cut, and then token by token."""
     assert model.sight is not None, model.blind_reason
@@ -54,7 +126,7 @@ def logits_of(model: PagedModel, prompt: Prompt) -> torch.Tensor:
     images.see(0, num_tokens, Gallery(model.sight.eyes))
     ends = [0, *ends, *range(num_tokens - 4, num_tokens + 1)]
     lens = [end - start for start, end in pairwise(ends)]
-    token_ids = torch.tensor(prompt.token_ids)
+    token_ids = torch.tensor(prompt.token_ids, device=model.device)
     with torch.inference_mode():
         return logits_in_chunks(model._executor, token_ids, lens, images)
 
@@ -73,6 +145,78 @@ def test_logits_of_two_images_are_those_of_the_class(
         actual = logits_of(model, prompt)
         assert relative_error(actual, logits) < 1e-5
         assert float((actual - logits).abs().max()) < 1e-4
+
+
+@FAMILIES
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_on_a_gpu_logits_are_those_of_the_class(name: str, device: str, tmp_path: Path) -> None:
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    one = seeing_models.build(name)
+    prompts = [one.prompt(0, 1), one.prompt(1, 1)]
+    expected = [one.logits(prompt) for prompt in prompts]
+    if device == "cpu":
+        model = for_gpus(one, tmp_path)
+    else:
+        model = loaded(one, tmp_path, device=device)
+        if name == "gemma3":
+            assert model.sight is None
+            return
+    for prompt, logits in zip(prompts, expected, strict=True):
+        actual = logits_of(model, prompt).cpu()
+        assert relative_error(actual, logits) < 1e-5
+        assert float((actual - logits).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_on_a_gpu_a_graph_decodes_behind_an_image_and_never_within(
+    name: str, tmp_path: Path
+) -> None:
+    one = seeing_models.build(name)
+    prompts = [one.prompt(0), one.prompt(begin=8)]
+    expected = [one.logits(prompt) for prompt in prompts]
+    replayed: list[int] = []
+
+    def capture(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def replay() -> Tensor:
+            replayed.append(step)
+            return run()
+
+        return replay
+
+    model = for_gpus(one, tmp_path, new_capture=lambda: capture)
+    assert model.sight is not None, model.blind_reason
+    model.allocate(num_blocks=8)
+    model.prepare(max_batch_size=2, max_total_len=64)
+    images = SequenceImages(prompts[0].images, prompts[0].token_ids, model.sight.facts.is_turned)
+    num_tokens = len(prompts[0].token_ids)
+    images.see(0, num_tokens, Gallery(model.sight.eyes))
+    # The second step is one token of the image. Beside all of them is a text, token by token.
+    lens = [4, 1, num_tokens - 8, 1, 1, 1]
+    found: list[list[Tensor]] = [[], []]
+    for step, (start, stop) in enumerate(pairwise(accumulate(lens, initial=0))):
+        inputs = StepInputs.build(
+            [
+                SequenceStep(
+                    prompts[0].token_ids[start:stop],
+                    start,
+                    [5, 2, 7, 1],
+                    stop - start,
+                    turns=images.turns(start, stop),
+                    images=images.rows(start, stop),
+                ),
+                SequenceStep(prompts[1].token_ids[step : step + 1], step, [3]),
+            ],
+            block_size=model.block_size,
+            scratch_block_id=model.scratch_block_id,
+            device=model.device,
+        )
+        logits = model.forward(inputs).split([stop - start, 1])
+        for rows, own in zip(found, logits, strict=True):
+            rows.append(own.clone())
+    assert replayed == [3, 4, 5]
+    for rows, whole in zip(found, expected, strict=True):
+        assert float((torch.cat(rows) - whole).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["llava", "idefics3", "qwen2_5_vl"])
@@ -159,13 +303,17 @@ def causal(sight: Sight) -> Sight:
         ("gemma3", causal),
     ],
 )
-@pytest.mark.parametrize("attention", ["auto", "cpu-op"])
+@pytest.mark.parametrize("attention", ["auto", "cpu-op", "gpu"])
 def test_a_mistake_is_found_and_text_is_served_all_the_same(
     name: str, mistake: Any, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Eyes.look
     monkeypatch.setattr(Eyes, "look", lambda *given: mistake(look(*given)))
-    model = loaded(seeing_models.build(name), tmp_path, attention=attention)
+    one = seeing_models.build(name)
+    if attention == "gpu":
+        model = for_gpus(one, tmp_path)
+    else:
+        model = loaded(one, tmp_path, attention=attention)
     assert model.sight is None
     assert model.blind_reason is not None
     assert model.blind_reason.startswith("with an image its logits are not those of transformers")
@@ -219,13 +367,44 @@ def test_whatever_goes_wrong_with_the_image_text_is_served(
     assert model.blind_reason == "with an image it fails: ZeroDivisionError: division by zero"
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "cpu"])
+@pytest.mark.parametrize("attention", ["sdpa", "cpu", "gpu"])
 def test_where_attention_is_causal_alone_what_sees_ahead_is_not_served(
     attention: str, tmp_path: Path
 ) -> None:
-    model = loaded(seeing_models.build("gemma3"), tmp_path, attention=attention)
+    one = seeing_models.build("gemma3")
+    if attention == "gpu":
+        model = for_gpus(one, tmp_path, GatherSdpaAttention())
+    else:
+        model = loaded(one, tmp_path, attention=attention)
     assert model.sight is None
     assert str(model.blind_reason).startswith("with an image its logits")
+    assert str(model.blind_reason).endswith("attend to later ones, as not every attention does")
+
+
+def test_a_recipe_on_several_gpus_is_for_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    seeing_models.build("llava").save(tmp_path)
+    settings = ModelSettings(tmp_path, torch.device("cuda"), dtype="float32")
+    assert check_checkpoint(settings, 1).image_token_id == IMAGE_ID
+    of_two = check_checkpoint(settings, 2)
+    assert of_two.image_token_id is None
+    assert of_two.blind_reason == "images are not served over several GPUs yet"
+
+
+def test_positions_that_text_of_its_length_would_not_reach_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = Qwen2_5_VLModel.get_rope_index
+
+    def far(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        positions, delta = find(*given, **named)
+        return positions + 9, delta
+
+    monkeypatch.setattr(Qwen2_5_VLModel, "get_rope_index", far)
+    model = loaded(seeing_models.build("qwen2_5_vl"), tmp_path)
+    assert str(model.blind_reason).endswith("its positions reach 12, of 6 tokens")
 
 
 def test_an_image_that_sees_ahead_is_never_cut(tmp_path: Path) -> None:
