@@ -155,11 +155,12 @@ class Validation:
         made = await asyncio.gather(
             *(self._prepare(file) for file in raw.images), return_exceptions=True
         )
-        prepared = []
-        for one in made:
-            if isinstance(one, BaseException):
-                raise one
-            prepared.append(one)
+        failed = next((one for one in made if isinstance(one, BaseException)), None)
+        if failed is not None:
+            # Its traceback keeps this frame, and so would the others' tensors stay.
+            made.clear()
+            raise failed
+        prepared = [one for one in made if isinstance(one, PreparedImage)]
         prompt_ids, images = splice(token_ids, self._marker_id, prepared)
         num_left_out = 0 if raw.truncate is None else max(0, len(prompt_ids) - raw.truncate)
         if num_left_out > images[0].start:

@@ -21,8 +21,9 @@ FETCH_S = 10.0
 _MAX_REDIRECTS = 3
 _MAX_FETCHES = 32
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# Python counts these as global, and behind each address there is one of IPv4.
-_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+# All of IPv6 that is given to hosts. Python counts more as global: what is local to a site, and
+# what stands for an address of IPv4, as that of a NAT64 does.
+_UNICAST = ipaddress.ip_network("2000::/3")
 # Characters that are decoded without letting go of the interpreter; of four are made three bytes.
 _PIECE_LEN = 1 << 18
 _IN_PLACE_LEN = 1 << 14
@@ -207,7 +208,5 @@ def _is_public(address: IpAddress) -> bool:
         return False
     if isinstance(address, ipaddress.IPv4Address):
         return True
-    if any(address in network for network in _NAT64):
-        return False
-    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    return all(each is None or _is_public(each) for each in inner)
+    inner = [address.sixtofour, *(address.teredo or ())]
+    return address in _UNICAST and all(each is None or _is_public(each) for each in inner)

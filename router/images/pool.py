@@ -28,6 +28,7 @@ from processes.zygote.client import (
     Program,
     WorkerEnded,
     WorkerProcess,
+    ZygoteDown,
     ZygoteFailed,
 )
 from processes.zygote.frames import Frame, frame
@@ -209,13 +210,17 @@ class ImagePool:
         while self.num_bytes > self._rules.memory_bytes and self._kept:
             self._kept.popitem(last=False)
 
-    async def _make(self, data: bytes) -> _Tensors:
+    def _make_room(self) -> None:
+        """Raises Overloaded where what is held leaves none."""
         while self.num_bytes >= self._rules.memory_bytes and self._kept:
             self._kept.popitem(last=False)
         if self.num_bytes >= self._rules.memory_bytes:
             mib = self._rules.memory_bytes >> 20
             reason = f"images of requests that wait and run take all of {mib} MiB (--image-memory)"
             raise Overloaded(reason, _RETRY_S)
+
+    async def _make(self, data: bytes) -> _Tensors:
+        self._make_room()
         if self._num_waiting >= self._rules.max_waiting:
             raise Overloaded(f"{self._num_waiting} images wait to be read", _RETRY_S)
         reply = await self._ask(data)
@@ -233,6 +238,8 @@ class ImagePool:
                 finally:
                     self._num_waiting -= 1
                 try:
+                    # Those before it in the queue may have taken what there was.
+                    self._make_room()
                     worker = await self._idle_workers.take(low=False)
                     # A third of the weight of a step's threads; less, and a CPU that decodes
                     # without a pause would never read an image.
@@ -247,6 +254,11 @@ class ImagePool:
             raise Overloaded(reason, _RETRY_S) from None
         except WorkerEnded as error:
             raise self._explain(error.how) from None
+        except ZygoteFailed as error:
+            _logger.error("images are not served any more: %s", error)
+            raise ImageRefused(f"is not read, as none is any more: {error}") from error
+        except ZygoteDown:
+            raise self._explain(Exit(None, 0.0)) from None
         finally:
             if worker is not None:
                 self._give_back(worker, reply)

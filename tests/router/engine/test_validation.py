@@ -1,6 +1,9 @@
 """A prompt and parameters become a request in range, or are refused with the numbers."""
 
+import asyncio
+import gc
 import math
+import weakref
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule
-from proto.contract import OutputConstraint
+from proto.contract import ImageTensor, OutputConstraint
 from router.engine.validation import RawParams, Validation, marker_id_of
 from router.images.fetching import ImageRefused
 from router.request.errors import InvalidRequest
@@ -303,6 +306,23 @@ class Reader:
         return PreparedImage(bytes(15) + file.data[:1], (7, *(9,) * len(file.data), 7), {})
 
 
+class Tensors(dict[str, ImageTensor]):
+    """What can be watched."""
+
+
+class Watched(Reader):
+    """Knows what it made that somebody holds."""
+
+    def __init__(self) -> None:
+        self.held: weakref.WeakValueDictionary[bytes, Tensors] = weakref.WeakValueDictionary()
+
+    async def prepare(self, file: ImageFile) -> PreparedImage:
+        made = await super().prepare(file)
+        tensors = Tensors()
+        self.held[file.data] = tensors
+        return replace(made, tensors=tensors)
+
+
 def with_images(*lens: int, **more: Any) -> RawParams:
     files = tuple(ImageFile(b"x" * n, f"messages[{i}]") for i, n in enumerate(lens))
     return RawParams(images=files, **more)
@@ -343,6 +363,22 @@ class TestImages:
         with pytest.raises(InvalidRequest, match=r"`messages\[1\]` is no image") as refused:
             await seeing.validate("a fox, a fox", with_images(2, 0))
         assert refused.value.field == "messages[1]"
+
+    async def test_with_one_that_is_refused_the_others_take_no_memory(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        """At once: what is held until a collection would be told as a server without room."""
+        reader = Watched()
+        seeing = Validation(VALIDATION_LIMITS, tokenizer, images=reader)
+        gc.disable()
+        try:
+            with pytest.raises(InvalidRequest):
+                await seeing.validate("a fox, a fox", with_images(2, 0))
+            # The loop holds what it has just done.
+            await asyncio.sleep(0)
+            assert not reader.held
+        finally:
+            gc.enable()
 
     async def test_the_tokens_of_an_image_count(self, seeing: Validation) -> None:
         most = VALIDATION_LIMITS.max_input_len

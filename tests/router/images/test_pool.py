@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from processes.zygote.frames import Frame
 from router.images.fetching import ImageRefused
 from router.images.pool import Blind, ImagePool, ImageRules, may_see, read_tensors, why_blind
 from router.request.errors import Overloaded
-from router.request.images import ImageFile, splice
+from router.request.images import ImageFile, PreparedImage, splice
 from tests import seeing_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -75,6 +77,19 @@ class TestOnePool:
         assert isinstance(made[0], ImageRefused)
         assert not isinstance(made[1], BaseException)
 
+    async def test_those_that_are_killed_cost_what_they_read_and_others_wait(
+        self, pool: ImagePool
+    ) -> None:
+        zygote = await pool._idle_workers.zygote_client()
+        os.kill(zygote.pid, signal.SIGKILL)
+        # Until its death is noticed workers are asked of it; afterwards of the next one.
+        made = await asyncio.gather(
+            *(pool.prepare(file_of(20, 20, 100 + seed)) for seed in range(6)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(one, PreparedImage | Overloaded) for one in made)
+        assert (await pool.prepare(file_of(20, 20, 110))).tensors
+
     async def test_one_that_needs_too_much_memory_is_refused(self, pool: ImagePool) -> None:
         with pytest.raises(ImageRefused, match="takes more than the 220 MiB"):
             await pool.prepare(blank(11_000, 11_000))
@@ -129,6 +144,14 @@ async def test_images_that_are_held_take_memory_and_others_are_told_to_wait(
         held.pop()
         assert (await pool.prepare(file_of(20, 20, 2))).tensors
         assert pool.num_bytes <= 2 * num_bytes
+        held.clear()
+        # Those that waited for a worker find no room either.
+        made = await asyncio.gather(
+            *(pool.prepare(file_of(20, 20, 10 + seed)) for seed in range(12)),
+            return_exceptions=True,
+        )
+        assert {type(one) for one in made} == {PreparedImage, Overloaded}
+        assert pool.num_bytes <= (1 + pool._rules.num_jobs) * num_bytes
     finally:
         await pool.close()
 
