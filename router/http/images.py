@@ -14,7 +14,7 @@ from typing import Any
 from router.engine.infer import Infer
 from router.http.request_record import RequestRecord
 from router.images.fetching import ImageFetcher, ImageRefused
-from router.request.errors import InvalidRequest, Unsupported, wrong
+from router.request.errors import InvalidRequest, Overloaded, RouterError, Unsupported, wrong
 from router.request.images import ImageFile
 from router.telemetry.metrics import Metrics
 
@@ -173,7 +173,8 @@ class ImageReader:
         """Their files, in order; each is read once in a request.
 
         The request's parameters have been checked: a client must not make us fetch for nothing.
-        Raises InvalidRequest, and Refused where the request's key has had its due.
+        Raises InvalidRequest, and Refused where the request's key has had its due or too many are
+        fetched.
         """
         if len(sources) > self._max_images:
             place = sources[self._max_images].place
@@ -186,12 +187,12 @@ class ImageReader:
             reading = [group.create_task(self._read(source)) for source in wanted.values()]
         for url, task in zip(wanted, reading, strict=True):
             found = task.result()
-            if isinstance(found, InvalidRequest):
+            if isinstance(found, RouterError):
                 raise found
             known[url] = found
         return tuple(ImageFile(known[source.url], source.place) for source in sources)
 
-    async def _read(self, source: ImageSource) -> bytes | InvalidRequest:
+    async def _read(self, source: ImageSource) -> bytes | RouterError:
         begun_s = time.monotonic()
         try:
             data = await self._fetcher.fetch(source.url)
@@ -201,3 +202,5 @@ class ImageReader:
         except ImageRefused as error:
             self._metrics.images.inc("refused")
             return InvalidRequest(f"`{source.place}` {error}", source.place)
+        except Overloaded as error:
+            return error

@@ -17,9 +17,12 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from router.request.errors import Overloaded
+
 FETCH_S = 10.0
 _MAX_REDIRECTS = 3
 _MAX_FETCHES = 32
+_RETRY_S = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # All of IPv6 that is given to hosts. Python counts more as global: what is local to a site, and
 # what stands for an address of IPv4, as that of a NAT64 does.
@@ -45,7 +48,8 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class ImageFetcher:
-    """Reads the URLs of images. Each has at most `max_bytes`, and FETCH_S seconds to come.
+    """Reads the URLs of images. Each has at most `max_bytes`, and FETCH_S seconds to come in its
+    turn.
 
     `hosts`: the only ones that are asked; None: all that are public. It holds no connection open:
     the next image is hardly ever of the same host.
@@ -73,14 +77,21 @@ class ImageFetcher:
         self._turns = asyncio.Semaphore(_MAX_FETCHES)
 
     async def fetch(self, url: str) -> bytes:
-        """The image's file. Raises ImageRefused."""
+        """The image's file. Raises ImageRefused, and Overloaded where others take all turns."""
         if url[:5].lower() == "data:":
             return await self._decode(url)
         try:
-            async with asyncio.timeout(self._fetch_s), self._turns:
+            async with asyncio.timeout(self._fetch_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Overloaded(f"{_MAX_FETCHES} images are being fetched", _RETRY_S) from None
+        try:
+            async with asyncio.timeout(self._fetch_s):
                 return await self._follow(url)
         except TimeoutError:
             raise ImageRefused(f"did not come within {self._fetch_s:g} s") from None
+        finally:
+            self._turns.release()
 
     async def _decode(self, url: str) -> bytes:
         head, comma, data = url.partition(",")

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from router.images.fetching import ImageFetcher, ImageRefused, decode_base64, resolve
+from router.request.errors import Overloaded
 
 PUBLIC = "93.184.216.34"
 MAX_BYTES = 1000
@@ -201,6 +202,19 @@ async def test_a_host_that_does_not_answer_in_time_is_left() -> None:
     async with net() as found:
         with pytest.raises(ImageRefused, match="did not come within"):
             await found.fetcher(fetch_s=0.2).fetch("http://images.example/hangs")
+
+
+async def test_whoever_gets_no_turn_is_told_to_come_back() -> None:
+    """Its own host is not to blame."""
+    hanging = "http://images.example/hangs"
+    async with net() as found:
+        fetcher = found.fetcher(fetch_s=0.5)
+        made = await asyncio.gather(
+            *(fetcher.fetch(hanging) for _ in range(3 * 32)), return_exceptions=True
+        )
+        assert [type(each) for each in made[:32]] == [ImageRefused] * 32
+        assert any(isinstance(each, Overloaded) for each in made)
+        assert await fetcher.fetch("http://images.example/image") == IMAGE
 
 
 async def test_nothing_is_decompressed() -> None:
