@@ -43,6 +43,9 @@ __all__ = ["Limits", "RawParams", "Validation"]
 
 # Of a prompt that may be truncated, unless the model's context is larger.
 _MAX_TOKENS = 1 << 18
+# Images of a request that are read at the same time: more would leave others no place in the queue,
+# and be read for nothing where the client leaves.
+_MAX_READING = 4
 
 
 class ReadsImages(Protocol):
@@ -152,8 +155,9 @@ class Validation:
         if raw.truncate is None:
             # Before anything is read: each image has a token at least.
             self._room(len(token_ids), raw)
+        turns = asyncio.Semaphore(_MAX_READING)
         made = await asyncio.gather(
-            *(self._prepare(file) for file in raw.images), return_exceptions=True
+            *(self._prepare(file, turns) for file in raw.images), return_exceptions=True
         )
         failed = next((one for one in made if isinstance(one, BaseException)), None)
         if failed is not None:
@@ -172,13 +176,15 @@ class Validation:
 
     async def count_images(self, files: Sequence[ImageFile]) -> int:
         """The tokens of images beside their markers. Raises InvalidRequest and Overloaded."""
-        prepared = [await self._prepare(file) for file in files]
+        turns = asyncio.Semaphore()
+        prepared = [await self._prepare(file, turns) for file in files]
         return sum(len(one.span_ids) - 1 for one in prepared)
 
-    async def _prepare(self, file: ImageFile) -> PreparedImage:
+    async def _prepare(self, file: ImageFile, turns: asyncio.Semaphore) -> PreparedImage:
         assert self._images is not None, "no image is taken"
         try:
-            return await self._images.prepare(file)
+            async with turns:
+                return await self._images.prepare(file)
         except ImageRefused as error:
             raise InvalidRequest(f"`{file.place}` {error}", file.place) from error
 

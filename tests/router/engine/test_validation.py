@@ -323,6 +323,20 @@ class Watched(Reader):
         return replace(made, tensors=tensors)
 
 
+class Slow(Reader):
+    """Knows how many it read at the same time, at most."""
+
+    num_reading = 0
+    most = 0
+
+    async def prepare(self, file: ImageFile) -> PreparedImage:
+        self.num_reading += 1
+        self.most = max(self.most, self.num_reading)
+        await asyncio.sleep(0)
+        self.num_reading -= 1
+        return await super().prepare(file)
+
+
 def with_images(*lens: int, **more: Any) -> RawParams:
     files = tuple(ImageFile(b"x" * n, f"messages[{i}]") for i, n in enumerate(lens))
     return RawParams(images=files, **more)
@@ -379,6 +393,15 @@ class TestImages:
             assert not reader.held
         finally:
             gc.enable()
+
+    async def test_a_request_takes_few_places_among_those_that_are_read(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        reader = Slow()
+        seeing = Validation(VALIDATION_LIMITS, tokenizer, images=reader)
+        request = await seeing.validate("a" + 6 * " fox", with_images(1, 1, 1, 1, 1, 1))
+        assert [each.span_len for each in request.images] == [3] * 6
+        assert reader.most == 4
 
     async def test_the_tokens_of_an_image_count(self, seeing: Validation) -> None:
         most = VALIDATION_LIMITS.max_input_len
