@@ -597,7 +597,8 @@ async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
     assert message == "less than 16384 bytes of the body came within 0.3 s"
     assert b"\r\nconnection: close\r\n" in answer
     assert house.rig.metrics.connections_cut.value("slow_body") == 1
-    (record,) = caplog.records
+    # Loops of tests before this one may log that they are closed.
+    (record,) = [each for each in caplog.records if each.name == "router.http.server.access"]
     line = vars(record)
     assert (line["status"], line["error_type"], line["request_id"]) == (408, "slow_sender", "mine")
 
