@@ -2,7 +2,7 @@
 
 Texts are followed byte by byte, since either all splits of a text into tokens are legal or none;
 only for a constraint that counts tokens is the text tokenized as for the model. What was expected
-is read from the mask at the place where a text fails, and told to people in classes of characters.
+is read from the mask at the place where a text fails, and shown in classes of characters.
 """
 
 import itertools

@@ -43,7 +43,7 @@ _NUM_BEFORE = 9
 _NUM_BEHIND = 8
 # Of a model whose weights are rounded anew.
 _MAX_ROUNDED_ERROR = 0.3
-# A tensor of one number a token tells their kinds; 0 is text, whatever the class.
+# A tensor of one number a token has the tokens' kinds; 0 is text, whatever the class.
 _KINDS = "token_type_ids"
 
 

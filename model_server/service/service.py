@@ -126,7 +126,7 @@ Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHa
 
 
 class Failures:
-    """What the router is told of errors. `on_fatal` is called once one makes the shard unfit."""
+    """Errors as statuses of gRPC. `on_fatal` is called once one makes the shard unfit."""
 
     def __init__(self, on_fatal: Callable[[ShardError], None]) -> None:
         self._on_fatal = on_fatal

@@ -167,7 +167,7 @@ class Worker:
 
 
 class Zygote:
-    """Owner of the workers' processes. `about`: what its owner is told once it is ready."""
+    """Owner of the workers' processes. `about`: sent to its owner once it is ready."""
 
     def __init__(
         self,

@@ -82,13 +82,13 @@ def _read_messages(value: Any) -> Conversation:
         for index, message in enumerate(value)
         for turn in _read_message(message, f"messages[{index}]")
     ]
-    told: list[Turn] = []
+    merged: list[Turn] = []
     for (role, is_text), neighbours in groupby(turns, key=lambda turn: (turn.role, _is_text(turn))):
         if is_text:
-            told.append(Turn(role, joined(_between(neighbours))))
+            merged.append(Turn(role, joined(_between(neighbours))))
         else:
-            told += neighbours
-    return Conversation(tuple(told), _places(value, _THOUGHT), _places(value, _REDACTED))
+            merged += neighbours
+    return Conversation(tuple(merged), _places(value, _THOUGHT), _places(value, _REDACTED))
 
 
 def _places(messages: Sequence[Any], kind: str) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ class ImagePool:
         self._metrics: Metrics | None = None
 
     async def wait_spawned(self) -> None:
-        """As constraints' pool has it."""
+        """Return once this process has been forked for the workers, or that has failed."""
         await self._idle_workers.wait_spawned()
 
     async def start(
