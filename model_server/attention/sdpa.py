@@ -44,11 +44,20 @@ class Tile:
     is_causal: bool  # as many keys as queries, each query sees those up to itself
 
 
-def visible(queries: range, keys: range, options: LayerOptions, device: torch.device) -> Tensor:
-    """Which keys each query sees: [len(queries), len(keys)] bool, both ranges being positions."""
+def visible(
+    queries: range,
+    keys: range,
+    options: LayerOptions,
+    device: torch.device,
+    key_ends: Tensor | None = None,
+) -> Tensor:
+    """Which keys each query sees: [len(queries), len(keys)] bool, both ranges being positions.
+
+    key_ends: [len(queries)], up to which; None: to its own
+    """
     query = torch.arange(queries.start, queries.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)
-    mask = key <= query
+    mask = key <= query if key_ends is None else key < key_ends[:, None]
     if options.window_len is not None:
         mask &= key > query - options.window_len
     if options.chunk_len is not None:
@@ -65,7 +74,8 @@ def plan_tiles(
 ) -> list[Tile]:
     """Cut the named sequences of a step into tiles of at most `max_scores` a head.
 
-    A prompt from its first token is one tile of any size: SDPA needs no mask for it.
+    A prompt from its first token is one tile of any size: SDPA needs no mask for it, unless some of
+    its tokens see later ones.
     """
     # From the host's numbers: reading the GPU's copy would wait for its queue.
     first_rows = list(accumulate(step.query_lens, initial=0))
@@ -74,13 +84,20 @@ def plan_tiles(
         end = step.context_lens[seq]
         query_len = step.query_lens[seq]
         positions = range(end - query_len, end)
-        is_one_tile = options.is_plain and _is_causal(positions, options)
+        is_one_tile = options.is_plain and step.key_ends is None and _is_causal(positions, options)
         tile_len = query_len if is_one_tile else max(1, max_scores // end)
         for start in range(0, query_len, tile_len):
             queries = positions[start : start + tile_len]
             first_row = first_rows[seq] + start
             rows = slice(first_row, first_row + len(queries))
-            tiles.append(_tile(rows, queries, step.block_tables[seq], options, block_size))
+            keys = range(options.first_key(queries[0]), queries.stop)
+            key_ends = None
+            if step.key_ends is not None:
+                keys = range(keys.start, end)
+                key_ends = step.key_ends[rows]
+            tiles.append(
+                _tile(rows, queries, keys, step.block_tables[seq], options, block_size, key_ends)
+            )
     return tiles
 
 
@@ -91,17 +108,23 @@ def _is_causal(queries: range, options: LayerOptions) -> bool:
 
 
 def _tile(
-    rows: slice, queries: range, block_table: Tensor, options: LayerOptions, block_size: int
+    rows: slice,
+    queries: range,
+    keys: range,
+    block_table: Tensor,
+    options: LayerOptions,
+    block_size: int,
+    key_ends: Tensor | None,
 ) -> Tile:
-    keys = range(options.first_key(queries[0]), queries.stop)
-    is_causal = len(queries) > 1 and _is_causal(queries, options)
-    needs_mask = len(queries) > 1 and not is_causal
+    is_causal = key_ends is None and len(queries) > 1 and _is_causal(queries, options)
+    needs_mask = key_ends is not None or (len(queries) > 1 and not is_causal)
+    mask = visible(queries, keys, options, block_table.device, key_ends) if needs_mask else None
     first_block, offset = divmod(keys.start, block_size)
     return Tile(
         rows=rows,
         blocks=block_table[first_block : -(-keys.stop // block_size)],
         keys=slice(offset, offset + len(keys)),
-        mask=visible(queries, keys, options, block_table.device) if needs_mask else None,
+        mask=mask,
         is_causal=is_causal,
     )
 

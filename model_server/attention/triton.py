@@ -338,9 +338,9 @@ def _sequence_of(cu_query_lens, tile, num_seqs, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _seen(tokens, positions, window_len, chunk_len, IS_BOUNDED: tl.constexpr):
-    """Which tokens the queries at these positions see, [positions, tokens]."""
-    is_seen = tokens[None, :] <= positions[:, None]
+def _seen(tokens, positions, ends, window_len, chunk_len, IS_BOUNDED: tl.constexpr):
+    """Which tokens the queries at these positions see, up to `ends`: [positions, tokens]."""
+    is_seen = tokens[None, :] < ends[:, None]
     if IS_BOUNDED:
         firsts = first_key(positions, window_len, chunk_len)
         is_seen = is_seen & (tokens[None, :] >= firsts[:, None])
@@ -349,17 +349,18 @@ def _seen(tokens, positions, window_len, chunk_len, IS_BOUNDED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_seqs", "max_blocks", "window_len", "chunk_len"])
 def prefill(
-    query, keys, values, block_tables, context_lens, cu_query_lens, sinks, output,
+    query, keys, values, block_tables, context_lens, cu_query_lens, key_ends, sinks, output,
     scale, softcap, window_len, chunk_len, num_seqs, max_blocks,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     IS_BOUNDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS_KEY_ENDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (key heads, num_tokens // QUERIES + num_seqs); tiles that are too many leave at once.
 
         a tile's rows:  | query 0: heads of a key head | query 1: heads ... |
-        its keys:       from the first that its first query sees to its last query's own
+        its keys:       from the first that its first query sees to its last query's own, or
+                        to the last that is seen by tokens that see later ones (`key_ends`)
 
     Keys are taken in tiles that begin at multiples of the tile's length.
     """
@@ -391,14 +392,18 @@ def prefill(
         total = total + 1.0
     sums = tl.zeros((ROWS, VALUE_PADDED), tl.float32)
     lowest = first_key(cached_len + first_query, window_len, chunk_len)
+    ends = cached_len + index + 1
     stop = cached_len + tl.minimum(first_query + QUERIES, query_len)
+    if HAS_KEY_ENDS:
+        ends = tl.load(key_ends + begin + index, mask=is_row, other=0)
+        stop = tl.max(ends, 0)
     for offset in tl.range(lowest // TILE * TILE, stop, TILE, num_stages=STAGES):
         tokens = offset + tl.arange(0, TILE)
         # Blocks before the first key may be another sequence's by now.
         is_there = (tokens >= lowest) & (tokens < stop)
         blocks = blocks_of(block_tables + seq * max_blocks, tokens, is_there, BLOCK_SIZE)
         k = load_keys(keys, blocks, tokens, is_there, head, num_kv_heads, dims, DIM, BLOCK_SIZE)
-        is_seen = _seen(tokens, cached_len + index, window_len, chunk_len, IS_BOUNDED)
+        is_seen = _seen(tokens, cached_len + index, ends, window_len, chunk_len, IS_BOUNDED)
         scores = score_tile(q, k, is_seen, scale, softcap, HAS_SOFTCAP)
         v = load_values(
             values, blocks, tokens, is_there, head, num_kv_heads, value_dims, VALUE_DIM, BLOCK_SIZE
@@ -439,6 +444,7 @@ def attend_prompts(
         step.block_tables,
         step.device_context_lens,
         step.cu_query_lens,
+        step.cu_query_lens if step.key_ends is None else step.key_ends,
         output if options.sinks is None else options.sinks,
         output,
         options.scale,
@@ -456,6 +462,7 @@ def attend_prompts(
         IS_BOUNDED=options.window_len is not None or options.chunk_len is not None,
         HAS_SOFTCAP=options.softcap is not None,
         HAS_SINKS=options.sinks is not None,
+        HAS_KEY_ENDS=step.key_ends is not None,
         **tiles,
     )
 

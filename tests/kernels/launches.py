@@ -1,5 +1,7 @@
 """Launches of kernels as the product makes them, to be compiled ahead of time."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -51,6 +53,10 @@ def attention(recorder: Recorder) -> None:
         )
         with recorder.case(label):
             TritonAttention(launch=recorder).read(cache, query, _mixed_step(), options)
+    with recorder.case("sm_90 256, image"):
+        key_ends = torch.empty(_NUM_TOKENS, dtype=torch.int32, device=META)
+        step = replace(_mixed_step(), key_ends=key_ends)
+        TritonAttention(launch=recorder).read(cache, query, step, options)
 
 
 def _mixed_step() -> StepInputs:

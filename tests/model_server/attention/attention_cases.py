@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,7 +58,10 @@ def stream(heads: Heads, length: int, dtype: torch.dtype, seed: int) -> Stream:
 
 
 class Player:
-    """Plays streams through one layer of a pool, with blocks handed out in random order."""
+    """Plays streams through one layer of a pool, with blocks handed out in random order.
+
+    image: tokens of each stream that attend up to the last of them
+    """
 
     def __init__(
         self,
@@ -68,8 +71,10 @@ class Player:
         dtype: torch.dtype,
         num_blocks: int = 64,
         seed: int = 0,
+        image: range | None = None,
     ) -> None:
         self._backend = backend
+        self._image = image
         self._options = options
         self._cache = backend.allocate(num_blocks + 1, heads.geometry, dtype, CPU)
         self._num_blocks = num_blocks
@@ -108,6 +113,15 @@ class Player:
             scratch_block_id=self._num_blocks,
             device=CPU,
         )
+        if self._image is not None:
+            ends = torch.tensor(
+                [
+                    min(self._image.stop, own.stop) if place in self._image else place + 1
+                    for own in rows
+                    for place in range(own.start, own.stop)
+                ]
+            )
+            step = replace(step, key_ends=ends.int())
         num_real = sum(len(s.token_ids) for s in sequences)
         num_padding = step.num_tokens - num_real
 

@@ -77,6 +77,31 @@ def test_a_long_prompt_is_cut_into_tiles(softcap: float | None) -> None:
         torch.testing.assert_close(in_tiles, at_once, atol=4e-6, rtol=0)
 
 
+@pytest.mark.parametrize("window_len", [None, 25])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(
+    "backend", [CpuAttention(max_tile_scores=1000), CpuAttention(), GatherSdpaAttention()]
+)
+def test_tokens_of_an_image_see_later_ones_of_it(
+    backend: GatherSdpaAttention, softcap: float | None, window_len: int | None
+) -> None:
+    heads = Heads(4, 2, 16, 16)
+    options = LayerOptions(0.25, window_len=window_len, softcap=softcap)
+    streams = [stream(heads, 60, torch.float32, 1), stream(heads, 30, torch.float32, 2)]
+    steps = [[(1, 12)], [(1, 1), (0, 45)], [(0, 15), (1, 17)]]
+    seen, expected, causal = (
+        Player(each, heads, options, torch.float32, image=image).play(streams, steps)
+        for each, image in (
+            (backend, range(20, 45)),
+            (ReferenceAttention(), range(20, 45)),
+            (ReferenceAttention(), None),
+        )
+    )
+    for output, reference in zip(seen, expected, strict=True):
+        torch.testing.assert_close(output, reference, atol=4e-6, rtol=0)
+    assert not torch.allclose(seen[0], causal[0], atol=1e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sequence_does_not_depend_on_its_batch_mates(dtype: torch.dtype) -> None:
     heads = Heads(4, 2, 64, 64)
