@@ -7,11 +7,12 @@ The files of one checkpoint may disagree: often only some of them were changed w
 trained to chat. Each of these tokens ends an answer.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from processes.json_file import read_object
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # Those of transformers' generate() first: they are what the model's makers say of answers.
@@ -47,19 +48,6 @@ class EndTokens:
             return None
         parts = [f"{name} {', '.join(map(str, ids))}" for name, ids in self.by_file.items()]
         return "; ".join(parts)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty without the file. Raises ValueError, OSError."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: is no JSON object")
-    return content
 
 
 def _ids_of_config(path: Path) -> tuple[int, ...]:

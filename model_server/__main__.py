@@ -15,6 +15,10 @@ import gc
 gc.disable()
 
 # ruff: noqa: E402
+from processes.image_processor import hide_unfit_torchvision
+
+hide_unfit_torchvision()
+
 import asyncio
 import logging
 import os

@@ -51,8 +51,8 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
-from constraints.end_tokens import read_object
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
+from processes.json_file import read_object
 
 # What a layer's attention is asked: the module, query [num_tokens, num_heads, head_dim], key and
 # value [num_tokens, num_kv_heads, dim], the mask and all other arguments as they were handed in.

@@ -4,9 +4,13 @@ It imports transformers, and with it what makes arrays of images, in seconds: on
 is opened.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,26 @@ class ProcessedImage:
 
     span_ids: tuple[int, ...]
     tensors: Mapping[str, npt.NDArray[Any]] = field(repr=False)
+
+
+def hide_unfit_torchvision() -> str | None:
+    """Make a torchvision that does not match torch look absent; returns what is wrong with it.
+
+    Its import fails, and with it that of most of transformers: call this before.
+    """
+    if "torchvision" not in sys.modules and find_spec("torchvision") is None:
+        return None
+    try:
+        import_module("torchvision")
+    # It loads libraries that are linked to torch, and registers its operators there.
+    except (AttributeError, ImportError, OSError, RuntimeError):
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+        torch = version("torch")
+        return (
+            f"torchvision {version('torchvision')} does not match torch {torch}: pip install"
+            f" torchvision torch=={torch.partition('+')[0]}, from the index that torch is from"
+        )
+    return None
 
 
 @contextmanager
@@ -61,6 +85,7 @@ class ImageProcessor:
 
     def __init__(self, folder: Path, *, trust_remote_code: bool) -> None:
         """Raises NoProcessor for a checkpoint that has none, or where a package is missing."""
+        unfit = hide_unfit_torchvision()
         # Of a worker that is forked before it is known which checkpoint it is for.
         from transformers import AutoProcessor  # noqa: PLC0415
 
@@ -76,6 +101,8 @@ class ImageProcessor:
         # A processor fails in whatever way it likes; some say which package they miss.
         except Exception as error:
             reason = " ".join(str(error).split())
+            if unfit is not None and "torchvision" in reason.lower():
+                reason = unfit
             raise NoProcessor(f"its processor cannot be used: {reason}") from error
 
     def process(self, image: Any) -> ProcessedImage:

@@ -29,8 +29,9 @@ import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from constraints.end_tokens import EndTokens, read_object
+from constraints.end_tokens import EndTokens
 from constraints.worker.pool import PoolRules, VocabularyFile, WorkerPool
+from processes.json_file import read_object
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, Stopped, first_of

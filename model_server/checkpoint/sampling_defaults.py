@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from constraints.end_tokens import read_object
 from model_server.errors import CheckpointBroken
+from processes.json_file import read_object
 from processes.rules import sampling_defaults
 from processes.settings import BadConfig
 

@@ -6,6 +6,11 @@ Exit codes: 0 made; 1 refused or stopped; 2 a bad flag or variable. Beside 1 and
 on stderr, and no OUT.
 """
 
+# ruff: noqa: E402
+from processes.image_processor import hide_unfit_torchvision
+
+hide_unfit_torchvision()
+
 import logging
 import signal
 import sys

@@ -99,6 +99,7 @@ class Validation:
             field=raw.name("inputs"),
             max_len=max(_MAX_TOKENS, self.limits.max_total_len),
         )
+        self._check_markers(token_ids, raw)
         if not raw.images:
             return await self._request(token_ids, visible(text), raw, trace_id)
         prompt_ids, images = await self._with_images(token_ids, raw)
@@ -113,6 +114,7 @@ class Validation:
             # Before each of them is checked: there may be millions.
             self._room(len(token_ids), raw)
         self._check_ids(token_ids, raw)
+        self._check_markers(token_ids, raw)
         text = await self._tokenizer.decode_async(
             token_ids, skip_special_tokens=raw.skip_special_tokens
         )
@@ -137,21 +139,27 @@ class Validation:
                 rule = f"made of token ids between 0 and {last_id}, the model's vocabulary"
                 raise raw.refuse("inputs", rule, token_id)
 
+    def _check_markers(self, token_ids: Sequence[int], raw: RawParams) -> None:
+        """Raises InvalidRequest for a marker without an image, which would stand for nothing."""
+        num_images = len(raw.images)
+        if self._images is None:
+            assert not num_images, "no image is taken"
+            return
+        num_markers = token_ids.count(self._marker_id)
+        if num_markers != num_images:
+            name = raw.name("inputs")
+            raise InvalidRequest(
+                f"`{name}` must have a marker, {self._images.marker}, for each of its"
+                f" {num_images} images and no other. Given: {num_markers}, which in chats the"
+                " template writes",
+                name,
+            )
+
     async def _with_images(
         self, token_ids: Sequence[int], raw: RawParams
     ) -> tuple[tuple[int, ...], tuple[Image, ...]]:
         """The prompt with spans for its markers. Raises InvalidRequest and Overloaded."""
-        name = raw.name("inputs")
-        num_images = len(raw.images)
-        if self._images is None or self._marker_id is None:
-            raise InvalidRequest(f"`{name}` has images, and this model reads text alone", name)
-        num_markers = token_ids.count(self._marker_id)
-        if num_markers != num_images:
-            raise InvalidRequest(
-                f"`{name}` must have a marker, {self._images.marker}, for each of its"
-                f" {num_images} images. Given: {num_markers}, as the chat template writes it",
-                name,
-            )
+        assert self._marker_id is not None, "its markers were counted"
         if raw.truncate is None:
             # Before anything is read: each image has a token at least.
             self._room(len(token_ids), raw)

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from math import prod
 from pathlib import Path
 
-from constraints.end_tokens import read_object
+from processes.json_file import read_object
 from processes.zygote.client import (
     Exit,
     IdleWorkers,

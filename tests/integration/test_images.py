@@ -214,6 +214,19 @@ def test_tgis_prompts_have_images_in_their_text(server: RunningServer, folder: P
     assert "an image is not cut" in cut.json()["error"]
 
 
+def test_a_marker_without_an_image_is_a_users_text_in_chats_and_refused_in_raw_prompts(
+    server: RunningServer, folder: Path
+) -> None:
+    spelt = f"see {processor_of(folder).image_token}"
+    ask(server, CHAT, messages=[{"role": "user", "content": spelt}], max_tokens=1)
+    raw = server.http.post("/generate", json={"inputs": spelt})
+    completion = server.http.post("/v1/completions", json={"model": "tgi", "prompt": spelt})
+
+    assert (raw.status_code, completion.status_code) == (422, 400)
+    assert "`inputs` must have a marker" in raw.json()["error"]
+    assert completion.json()["error"]["param"] == "prompt"
+
+
 def test_what_is_odd_or_made_to_hurt_is_answered_or_refused(server: RunningServer) -> None:
     for name, (data, expected) in FILES.items():
         body = {"messages": [{"role": "user", "content": [image(data)]}], "max_tokens": 1}

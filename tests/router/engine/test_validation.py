@@ -369,7 +369,7 @@ class TestImages:
     @pytest.mark.parametrize("text", ["no marker", "The fox and a fox"])
     async def test_markers_and_images_must_be_as_many(self, seeing: Validation, text: str) -> None:
         num_markers = text.count(" fox")
-        rule = f"a marker,  fox, for each of its 1 images. Given: {num_markers}"
+        rule = f"a marker,  fox, for each of its 1 images and no other. Given: {num_markers}"
         with pytest.raises(InvalidRequest, match=rule):
             await seeing.validate(text, with_images(2))
 
@@ -420,5 +420,13 @@ class TestImages:
         with pytest.raises(InvalidRequest, match=f"`truncate` must be at least {fits}"):
             await seeing.validate("The fox runs", with_images(2, truncate=fits - 1))
 
-    async def test_a_prompt_without_images_may_have_its_marker(self, seeing: Validation) -> None:
-        assert not (await seeing.validate("The fox", RawParams())).images
+    async def test_a_marker_without_an_image_is_refused_in_texts_and_ids(
+        self, seeing: Validation, tokenizer: Tokenizer
+    ) -> None:
+        raw = RawParams(names={"inputs": "prompt"})
+        rule = "`prompt` must have a marker,  fox, for each of its 0 images and no other. Given: 1"
+        with pytest.raises(InvalidRequest, match=rule) as refused:
+            await seeing.validate("The fox", raw)
+        assert refused.value.field == "prompt"
+        with pytest.raises(InvalidRequest, match=rule):
+            await seeing.validate_ids(tokenizer.encode("The fox"), raw)
