@@ -131,7 +131,7 @@ class Eyes:
 
     def facts(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Facts:
         """As an image shows them. Raises as `look`."""
-        named = self._handed(span_ids, tensors)
+        named = self._shown(span_ids, tensors)
         return Facts(
             num_deep=len(named.get(DEEP) or ()),
             is_turned=_layout(named, len(span_ids)).turns is not None,
@@ -145,9 +145,7 @@ class Eyes:
         Raises ImageRefused for what its class does not take, and torch.OutOfMemoryError or
         MemoryError.
         """
-        if not any(tensor.is_floating_point() for tensor in tensors.values()):
-            raise ImageRefused("its tensors are integers alone: nothing shows the image")
-        named = self._handed(span_ids, tensors)
+        named = self._shown(span_ids, tensors)
         places = (span_ids == self.image_token_id).nonzero()[:, 0]
         embedded = named[EMBEDDED][0].index_select(0, places.to(self._device))
         rows = torch.stack([embedded * self._row_scale, *(named.get(DEEP) or ())])
@@ -158,6 +156,11 @@ class Eyes:
         """Of an image's tensors of integers. Raises as `look`."""
         integers = {name: each for name, each in tensors.items() if not each.is_floating_point()}
         return _layout(self._handed(span_ids, integers), len(span_ids))
+
+    def _shown(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        if not any(tensor.is_floating_point() for tensor in tensors.values()):
+            raise ImageRefused("its tensors are integers alone: nothing shows the image")
+        return self._handed(span_ids, tensors)
 
     @torch.inference_mode()
     def _handed(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

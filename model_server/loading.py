@@ -220,6 +220,7 @@ def load_checked(
         _kept_evidence(settings, checked),
     )
     seeing.take(settings.folder, noise, trust_remote_code=settings.trust_remote_code)
+    _see_alike(seeing, world)
     if checked.recipe is None:
         return _load_zoo(settings, checked, world, checked.fallback_reason, seeing)
     try:
@@ -227,6 +228,12 @@ def load_checked(
     except (Unreadable, NativeUnavailable) as error:
         check_zoo(settings, checked.config, checked.facts, str(error))
         return _load_zoo(settings, checked, world, str(error), seeing)
+
+
+def _see_alike(seeing: Seeing, world: World) -> None:
+    """All ranks see, or none does."""
+    if not world.smallest(int(seeing.may_see)) and seeing.may_see:
+        seeing.be_blind("another rank does not see")
 
 
 def _load_dense(
@@ -252,7 +259,9 @@ def _load_dense(
         )
         widen(model.module, recipe.wide_names(), settings.folder)
         if world.world_size > 1:
+            seeing.begin(model, recipe, proves=False)
             executor = load_unproven(model, recipe, build)
+            seeing.end(executor, settings.device)
         else:
             seeing.begin(model, recipe)
             executor = load_dense(
@@ -263,7 +272,8 @@ def _load_dense(
                 quantize=settings.quantize,
                 kept=_kept_evidence(settings, checked),
             )
-            seeing.end(executor, is_rounded=settings.quantize is not None)
+            seeing.end(executor, settings.device, is_rounded=settings.quantize is not None)
+    _see_alike(seeing, world)
     windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
         executor,
@@ -438,7 +448,8 @@ def _load_zoo(
         device,
         max_lora_rank=settings.max_lora_rank if settings.max_loras else None,
     )
-    seeing.end(executor)
+    seeing.end(executor, device)
+    _see_alike(seeing, world)
     return PagedModel(
         executor,
         model_type=model.facts.model_type,

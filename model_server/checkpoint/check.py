@@ -298,12 +298,7 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     blind_reason = None
     if takes_more_than_text:
         try:
-            image_token_id = _image_token_id(
-                settings,
-                config,
-                empty.facts.vocab_size,
-                is_divided=recipe is not None and world_size > 1,
-            )
+            image_token_id = _image_token_id(settings, config, empty.facts.vocab_size)
         except Blind as reason:
             blind_reason = str(reason)
             _log.info(
@@ -352,14 +347,10 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     )
 
 
-def _image_token_id(
-    settings: ModelSettings, config: Any, vocab_size: int, *, is_divided: bool
-) -> int:
+def _image_token_id(settings: ModelSettings, config: Any, vocab_size: int) -> int:
     """The token in whose place images go. Raises Blind for a model whose images are not served."""
     if not zoo.takes_images(config):
         raise Blind(f"{config.model_type} has no class that reads images and writes text")
-    if is_divided:
-        raise Blind("images are not served over several GPUs yet")
     if _quantization(config) is not None:
         raise Blind("its checkpoint is quantized")
     if GgufFile.of_folder(settings.folder) is not None:

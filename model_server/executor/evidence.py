@@ -91,7 +91,7 @@ class KeptEvidence:
             return None
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         # None shares memory with another one.
         own = {name: each.cpu().contiguous().clone() for name, each in tensors.items()}
         try:

@@ -4,7 +4,8 @@
     begin:  before its weights are packed, what the class hands its decoder, and its logits
     end:    once they are: the executor's logits must be the same
 
-A model that does not pass is served for text alone, and says why.
+A model that does not pass is served for text alone, and says why. Where ranks hold a part of a
+recipe's weights each, none has logits to compare, as of text: each looks at the image by itself.
 """
 
 import logging
@@ -50,7 +51,7 @@ _KINDS = "token_type_ids"
 class _Proof(NamedTuple):
     """A prompt with an image, and what transformers makes of it.
 
-    expected:  logits [num_tokens, vocab_size] in the dtype of the weights
+    expected:  logits [num_tokens, vocab_size] in the dtype of the weights; None: not known
     axes:      of each table of a recipe, by which of three positions each angle turns
     row_scale: see Eyes
     """
@@ -59,7 +60,7 @@ class _Proof(NamedTuple):
     facts: Facts
     token_ids: Tensor
     image: Image
-    expected: Tensor
+    expected: Tensor | None
     is_taken_apart: bool
     axes: Sequence[npt.NDArray[np.int64]]
     row_scale: float
@@ -91,8 +92,8 @@ class Seeing:
 
     @property
     def may_see(self) -> bool:
-        """Whether the parts that see are to be loaded."""
-        return self._noise is not None
+        """Whether the parts that see are to be loaded, or kept."""
+        return self._noise is not None and self.blind_reason is None
 
     def take(self, folder: Path, noise: ProcessedImage | None, *, trust_remote_code: bool) -> None:
         """Take an image; None: the checkpoint's processor makes one."""
@@ -106,26 +107,32 @@ class Seeing:
         try:
             self._noise = noise or _noise(folder, trust_remote_code)
         except Blind as reason:
-            self._be_blind(reason)
+            self.be_blind(str(reason))
 
-    def begin(self, model: HfModel, recipe: Recipe | None = None) -> None:
-        """The model has its weights, which are to be packed by a recipe, if there is one."""
-        if self._noise is None or self._image_token_id is None:
+    def begin(self, model: HfModel, recipe: Recipe | None = None, *, proves: bool = True) -> None:
+        """The model has its weights, which are to be packed by a recipe, if there is one.
+
+        proves: its class computes of the image
+        """
+        if not self.may_see or self._noise is None or self._image_token_id is None:
             return
         try:
-            self._proof = _proof(model, self._image_token_id, self._noise, recipe, self._native)
+            proof = _proof(model, self._image_token_id, self._noise, recipe)
+            if proves:
+                proof = proof._replace(expected=_expected(model, proof, self._native))
         except Blind as reason:
-            self._be_blind(reason)
+            self.be_blind(str(reason))
             leave_out(model.module, self._left_out)
             return
-        if self._kept is not None and self._native is None:
+        self._proof = proof
+        if self._kept is not None and self._native is None and proof.expected is not None:
             span_ids = torch.tensor(self._noise.span_ids)
-            tensors = tensors_of(self._proof.image)
-            self._kept.write_image(ImageEvidence(span_ids, tensors, self._proof.expected))
+            tensors = tensors_of(proof.image)
+            self._kept.write_image(ImageEvidence(span_ids, tensors, proof.expected))
 
     @torch.inference_mode()
-    def end(self, executor: Executor, *, is_rounded: bool = False) -> None:
-        """Its executor's logits are held to those of transformers.
+    def end(self, executor: Executor, device: torch.device, *, is_rounded: bool = False) -> None:
+        """Its executor's logits are held to those of transformers; what sees is on `device`.
 
         is_rounded: its weights have fewer bits than the checkpoint's
         """
@@ -133,27 +140,38 @@ class Seeing:
         self._proof = None
         if proof is None or self._image_token_id is None:
             return
-        eyes = Eyes(
-            proof.model,
-            self._image_token_id,
-            row_scale=proof.row_scale,
-            is_taken_apart=proof.is_taken_apart,
-        )
         try:
+            if proof.is_taken_apart:
+                # What was packed is elsewhere.
+                proof.model.module.to(device)
+            eyes = Eyes(
+                proof.model,
+                self._image_token_id,
+                row_scale=proof.row_scale,
+                is_taken_apart=proof.is_taken_apart,
+            )
             if isinstance(executor, DenseCpu | DenseCuda):
                 executor.turn_by(proof.axes)
-            max_error = _MAX_ROUNDED_ERROR if is_rounded else MAX_ERRORS[proof.expected.dtype]
-            _require_near(executor, eyes, proof, max_error)
+            if proof.expected is None:
+                image = proof.image
+                span_ids = proof.token_ids[image.start : image.stop].cpu()
+                eyes.look(span_ids, tensors_of(image))
+            else:
+                max_error = _MAX_ROUNDED_ERROR if is_rounded else MAX_ERRORS[proof.expected.dtype]
+                _require_near(executor, eyes, proof, proof.expected, max_error)
             self.sight = ModelSight(eyes, proof.facts)
+        except Blind as reason:
+            self.be_blind(str(reason))
         # Text is served all the same, however the classes of other people fail.
         except Exception as error:  # noqa: BLE001
-            if not isinstance(error, Blind):
-                error = Blind(f"with an image it fails: {type(error).__name__}: {error}")
-            self._be_blind(error)
+            self.be_blind(f"with an image it fails: {type(error).__name__}: {error}")
+        if self.sight is None:
             leave_out(proof.model.module, self._left_out)
 
-    def _be_blind(self, reason: Blind) -> None:
-        self.blind_reason = str(reason)
+    def be_blind(self, reason: str) -> None:
+        """It does not see, for this reason."""
+        self.sight = None
+        self.blind_reason = reason
         _log.warning("images are not served: %s", reason)
 
 
@@ -177,9 +195,8 @@ def _proof(
     image_token_id: int,
     noise: ProcessedImage,
     recipe: Recipe | None,
-    native: Tensor | None,
 ) -> _Proof:
-    """native: the logits, if they are known. Raises Blind for a model that does not see."""
+    """Without the logits. Raises Blind for a model that does not see."""
     if image_token_id not in noise.span_ids:
         raise Blind(f"its processor writes no image_token_id, {image_token_id}, for an image")
     image = Image(b"", _NUM_BEFORE, len(noise.span_ids), _tensors(noise))
@@ -189,17 +206,12 @@ def _proof(
     behind = torch.tensor([next(text) for _ in range(_NUM_BEHIND)])
     device = next(model.module.parameters()).device
     token_ids = torch.cat((before, span_ids, behind)).to(device)
-    tensors = tensors_of(image)
     try:
-        eyes = Eyes(model, image_token_id)
-        facts = eyes.facts(span_ids, tensors)
-        if facts.unserved:
-            raise Blind(f"its decoder is handed {', '.join(sorted(facts.unserved))}, too")
-        eyes.look(span_ids, tensors)
-        if native is None:
-            native = _native_logits(model, token_ids, tensors)
+        facts = Eyes(model, image_token_id).facts(span_ids, tensors_of(image))
     except ImageRefused as error:
-        raise Blind(f"its class does not take what its processor makes: {error}") from error
+        raise _not_taken(error) from error
+    if facts.unserved:
+        raise Blind(f"its decoder is handed {', '.join(sorted(facts.unserved))}, too")
     axes: list[npt.NDArray[np.int64]] = []
     row_scale = 1.0
     if recipe is not None:
@@ -209,8 +221,21 @@ def _proof(
                 _axes(model.module.get_submodule(each.module), each.arguments, each.layout, device)
                 for each in recipe.rotary
             ]
-    expected = native.to(device)
-    return _Proof(model, facts, token_ids, image, expected, recipe is not None, axes, row_scale)
+    return _Proof(model, facts, token_ids, image, None, recipe is not None, axes, row_scale)
+
+
+def _expected(model: HfModel, proof: _Proof, native: Tensor | None) -> Tensor:
+    """native: the logits, if they are known. Raises Blind."""
+    if native is None:
+        try:
+            native = _native_logits(model, proof.token_ids, tensors_of(proof.image))
+        except ImageRefused as error:
+            raise _not_taken(error) from error
+    return native.to(proof.token_ids.device)
+
+
+def _not_taken(error: ImageRefused) -> Blind:
+    return Blind(f"its class does not take what its processor makes: {error}")
 
 
 def _tensors(noise: ProcessedImage) -> dict[str, ImageTensor]:
@@ -283,7 +308,9 @@ def _axes(
     return found
 
 
-def _require_near(executor: Executor, eyes: Eyes, proof: _Proof, max_error: float) -> None:
+def _require_near(
+    executor: Executor, eyes: Eyes, proof: _Proof, expected: Tensor, max_error: float
+) -> None:
     """Raises Blind."""
     images = SequenceImages((proof.image,), proof.token_ids.tolist(), proof.facts.is_turned)
     images.see(0, len(proof.token_ids), Gallery(eyes))
@@ -291,7 +318,7 @@ def _require_near(executor: Executor, eyes: Eyes, proof: _Proof, max_error: floa
     cut = 0 if proof.facts.sees_ahead else proof.image.span_len // 2
     lens = [_NUM_BEFORE - 2, 2 + cut, proof.image.span_len - cut + 1, _NUM_BEHIND - 2, 1]
     actual = logits_in_chunks(executor, proof.token_ids, lens, images)
-    error = relative_error(actual, proof.expected)
+    error = relative_error(actual, expected)
     # Written so that NaN does not pass.
     if not error <= max_error:
         raise Blind(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from model_server import zoo
+from model_server import loading, zoo
 from model_server.attention.base import TokenMajorAttention
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.sdpa import GatherSdpaAttention
@@ -22,22 +24,23 @@ from model_server.engine.distributed import World
 from model_server.errors import InvalidStep
 from model_server.executor import seeing
 from model_server.executor.dense import load_dense, logits_in_chunks
-from model_server.executor.dense_cuda import Capture, DenseCuda
+from model_server.executor.dense_cuda import Capture, DenseCuda, build_dense_cuda
 from model_server.executor.device_weights import Partition, matrices_of, read_weights
 from model_server.executor.executor import PagedModel
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.executor.seeing import Seeing
 from model_server.eyes import Eyes, Layout, Sight
-from model_server.images import Gallery, SequenceImages
+from model_server.images import Gallery, SequenceImages, tensors_of
 from model_server.loading import load_model
 from model_server.recipe.proof import relative_error
+from model_server.recipe.recipe import Recipe
 from model_server.step import SequenceStep, StepInputs
 from processes.image_processor import ImageProcessor, ProcessedImage, without_videos
 from proto.contract import Image, ImageTensor
 from tests import seeing_checkpoint
 from tests.byte_tokenizer import byte_ids
 from tests.model_server import seeing_models
-from tests.model_server.engine.driver import load
+from tests.model_server.engine.driver import load, on_two_ranks
 from tests.model_server.seeing_models import IMAGE_ID, Prompt, SeeingModel
 
 BY_DAY = ("llava", "qwen3_vl", "gemma3")
@@ -100,7 +103,7 @@ def for_gpus(
     )
     seeing.begin(model, recipe)
     executor = load_dense(model, recipe, build, dtype=torch.float32, quantize=None)
-    seeing.end(executor)
+    seeing.end(executor, device)
     return PagedModel(
         executor,
         model_type=checked.facts.model_type,
@@ -375,16 +378,53 @@ def test_whatever_goes_wrong_with_the_image_text_is_served(
     assert model.blind_reason == "with an image it fails: ZeroDivisionError: division by zero"
 
 
-def test_a_recipe_on_several_gpus_is_for_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def _on_rank(name: str, folder: Path, world: World) -> tuple[Any, Any]:
+    """The logits of a prompt, and what the rank sees of its first image."""
+    one = seeing_models.build(name)
+    prompt = one.prompt(0, 1)
+    settings = ModelSettings(folder, torch.device("cpu"), dtype="float32")
+    checked = check_checkpoint(settings, 1)
+
+    # On a CPU a recipe is for one rank; what is for several GPUs computes here, too.
+    def build_of(_: object, of: Any, recipe: Recipe, ranks: World) -> Any:
+        part = Partition(ranks.rank, ranks.world_size)
+        return partial(build_dense_cuda, recipe, of.dtype, settings.device, part, dist.group.WORLD)
+
+    pytest.MonkeyPatch().setattr(loading, "_build_of", build_of)
+    model = loading.load_checked(settings, checked, world, one.noise)
+    assert model.executor == "dense, float32, sdpa attention"
+    assert model.sight is not None, model.blind_reason
+    image = prompt.images[0]
+    sight = model.sight.eyes.look(
+        torch.tensor(prompt.token_ids[image.start : image.stop]), tensors_of(image)
+    )
+    return logits_of(model, prompt).numpy(), sight.rows.numpy()
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3"])
+def test_over_two_ranks_each_sees_the_same_and_logits_are_those_of_the_class(
+    name: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    one = seeing_models.build(name)
+    one.save(tmp_path)
+    expected = one.logits(one.prompt(0, 1))
+    first, second = on_two_ranks(partial(_on_rank, name, tmp_path))
+    assert relative_error(torch.from_numpy(first[0]), expected) < 1e-5
+    assert np.array_equal(first[1], second[1])
+
+
+def _blind_on_one(name: str, folder: Path, world: World) -> str | None:
+    """Why it does not see, if one of its ranks has no processor."""
+    one = seeing_models.build(name)
+    noise = one.noise if world.is_first else None
+    return load(folder, world, attention="cpu-op", noise=noise).blind_reason
+
+
+def test_where_one_rank_does_not_see_none_does(tmp_path: Path) -> None:
     seeing_models.build("llava").save(tmp_path)
-    settings = ModelSettings(tmp_path, torch.device("cuda"), dtype="float32")
-    assert check_checkpoint(settings, 1).image_token_id == IMAGE_ID
-    of_two = check_checkpoint(settings, 2)
-    assert of_two.image_token_id is None
-    assert of_two.blind_reason == "images are not served over several GPUs yet"
+    first, second = on_two_ranks(partial(_blind_on_one, "llava", tmp_path))
+    assert first == "another rank does not see"
+    assert second.startswith("its processor cannot be used: ")
 
 
 def test_positions_that_text_of_its_length_would_not_reach_are_refused(
