@@ -22,6 +22,8 @@ from model_server.eyes import Eyes, Layout, Sight
 from model_server.step import ImageRows
 from proto.contract import Image, ImageTensor
 
+# Of rows that are kept.
+MAX_GALLERY_BYTES = 256 << 20
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -35,13 +37,11 @@ class Gallery:
 
     A step and `look_ahead` may ask at the same time, from two threads.
 
-    eyes:      of the model
-    max_bytes: of rows
+    eyes: of the model
     """
 
-    def __init__(self, eyes: Eyes, max_bytes: int = 256 << 20) -> None:
+    def __init__(self, eyes: Eyes) -> None:
         self._eyes = eyes
-        self._max_bytes = max_bytes
         self._num_bytes = 0
         self._sights: OrderedDict[bytes, Sight] = OrderedDict()
         self._lock = Lock()
@@ -78,7 +78,7 @@ class Gallery:
             if digest not in self._sights:
                 self._num_bytes += sight.rows.nbytes
             self._sights[digest] = sight
-            while self._num_bytes > self._max_bytes:
+            while self._num_bytes > MAX_GALLERY_BYTES:
                 _, oldest = self._sights.popitem(last=False)
                 self._num_bytes -= oldest.rows.nbytes
 

@@ -214,12 +214,14 @@ def load_checked(
     """
     _require_room(settings.device, checked.bytes_of_rank, world)
     seeing = Seeing(
+        settings.folder,
         checked.image_token_id,
         checked.left_out,
         checked.blind_reason,
         _kept_evidence(settings, checked),
+        trust_remote_code=settings.trust_remote_code,
     )
-    seeing.take(settings.folder, noise, trust_remote_code=settings.trust_remote_code)
+    seeing.take(noise)
     _see_alike(seeing, world)
     if checked.recipe is None:
         return _load_zoo(settings, checked, world, checked.fallback_reason, seeing)

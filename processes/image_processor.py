@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import numpy.typing as npt
 
 # What a processor makes that a model's class is not given beside its tokens.
 _NO_TENSORS = frozenset(("input_ids", "attention_mask"))
+# Of images that `largest` tries. Processors make those of more than 17 million pixels smaller.
+_MAX_SIDE = 4200
+_MIN_SIDE = 64
 _DTYPES: Mapping[str, Any] = {"f": np.float32, "i": np.int64, "b": np.bool_}
 
 
@@ -123,3 +127,22 @@ class ImageProcessor:
             values = np.asarray(made[name])
             tensors[name] = np.ascontiguousarray(values, _DTYPES[values.dtype.kind])
         return ProcessedImage(tuple(span_ids), tensors)
+
+    def largest(self, max_len: int) -> ProcessedImage:
+        """What it makes of an image that is about as large as any of which a prompt has room.
+
+        Raises what the processor raises.
+        """
+        # By its shape an image is cut into more tiles, or into fewer.
+        shapes = [self._largest(max_len, ratio) for ratio in (1.0, 0.75)]
+        return max(shapes, key=lambda made: sum(each.nbytes for each in made.tensors.values()))
+
+    def _largest(self, max_len: int, ratio: float) -> ProcessedImage:
+        side = _MAX_SIDE
+        while True:
+            made = self.process(np.zeros((int(ratio * side), side, 3), np.uint8))
+            excess = len(made.span_ids) / max_len
+            if excess <= 1.0 or side <= _MIN_SIDE:
+                return made
+            # Processors make images smaller by themselves, too; then this is not enough yet.
+            side = int(side * min(0.8, 0.97 / sqrt(excess)))

@@ -25,7 +25,7 @@ _MMAP_THRESHOLD_BYTES = 32 * 2**20
 _HOST = HostMemory()
 
 
-def peak_of(device: torch.device, run: Callable[[], None]) -> int:
+def peak_of(device: torch.device, run: Callable[[], object]) -> int:
     """The most bytes that CUDA's allocator held during `run`; 0 on the host."""
     if device.type != "cuda":
         run()

@@ -8,6 +8,9 @@ num_tokens * vocab_size * bytes of the dtype more (4 096 tokens of 128 000 in bf
 is not part of the peak: on CUDA it must fit into the share that `memory_fraction` leaves alone.
 Scoring adds little, since it goes by slices of rows.
 
+Of a model that sees its encoder is tried on the largest image, too: it computes beside steps, and
+what it saw is kept.
+
 On the host no step is measured: its memory is given out page by page, and the pool takes a quarter
 of it. There small steps show that the model computes, where the largest would take a minute with a
 billion parameters, at each start; where the pool's size is given, as to a shard that is started
@@ -23,7 +26,8 @@ import torch
 from model_server.engine import memory
 from model_server.engine.distributed import World
 from model_server.errors import OutOfMemory
-from model_server.executor.executor import PagedModel
+from model_server.executor.executor import ModelSight, PagedModel
+from model_server.images import MAX_GALLERY_BYTES
 from model_server.sampling.sampler import Sampler, rehearse
 from model_server.step import SequenceStep, StateStep, StepInputs
 from proto.contract import PoolLimits
@@ -70,6 +74,9 @@ def warm_up(
     peak = Peak(total_bytes=0, bytes_per_token=0)
     if model.device.type == "cuda" or num_blocks is None:
         peak = try_largest_steps(model, largest, total_len)
+    image_bytes = 0
+    if model.device.type == "cuda" and model.sight is not None:
+        image_bytes = bytes_of_images(model.device, model.sight, total_len)
     if not model.state_bytes:
         num_states = 0
     room_bytes = 0
@@ -79,7 +86,7 @@ def warm_up(
             peak_bytes=peak.total_bytes,
             memory_fraction=memory_fraction,
             num_ranks=world.world_size,
-            reserved_bytes=num_adapters * model.adapter_bytes,
+            reserved_bytes=num_adapters * model.adapter_bytes + image_bytes,
         )
     if num_states is None:
         num_states = memory.states_that_fit(
@@ -98,7 +105,8 @@ def warm_up(
         model.device,
         (num_blocks + 1) * model.bytes_per_block
         + num_states * model.state_bytes
-        + num_adapters * model.adapter_bytes,
+        + num_adapters * model.adapter_bytes
+        + image_bytes,
     )
     model.allocate(num_blocks, num_states)
     total_len = min(total_len, num_blocks * model.block_size)
@@ -185,6 +193,22 @@ def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> Pe
             f"a step of {largest.step_tokens} tokens, or of {largest.batch_size} sequences of"
             f" {total_len} tokens, does not fit on {model.device}: lower"
             " --max-batch-prefill-tokens, --max-batch-size or --max-total-tokens"
+        ) from error
+
+
+def bytes_of_images(device: torch.device, sight: ModelSight, max_len: int) -> int:
+    """That looking at the largest image takes beside a step, and that what was seen takes.
+
+    Raises OutOfMemory.
+    """
+    look = sight.look_at_largest(max_len)
+    try:
+        before = memory.peak_of(device, lambda: None)
+        return memory.peak_of(device, look) - before + MAX_GALLERY_BYTES
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"the largest image of which a prompt of {max_len} tokens has room does not fit on"
+            f" {device}: lower --max-total-tokens"
         ) from error
 
 

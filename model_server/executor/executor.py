@@ -8,7 +8,9 @@ An executor owns its weights and its KV pool. It knows no request and no samplin
 decides who owns which block. None of them is for two threads at a time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +23,7 @@ from model_server.executor.adapters import AdapterPlaces, PackedAdapter
 from model_server.eyes import Eyes, Facts
 from model_server.step import StepInputs
 from native.library import Threads
+from processes.image_processor import ImageProcessor
 
 
 class Executor(Protocol):
@@ -89,10 +92,25 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSight:
-    """What sees images for a model, and what they are for its executor."""
+    """What sees images for a model, what they are for its executor, and what makes tensors of them.
+
+    folder: of its checkpoint, where its processor is
+    """
 
     eyes: Eyes
     facts: Facts
+    folder: Path
+    trust_remote_code: bool
+
+    def look_at_largest(self, max_len: int) -> Callable[[], object]:
+        """Looks, at each call, at an image about as large as any of which a prompt has room.
+
+        Raises what the processor raises.
+        """
+        processor = ImageProcessor(self.folder, trust_remote_code=self.trust_remote_code)
+        made = processor.largest(max_len)
+        tensors = {name: torch.from_numpy(each) for name, each in made.tensors.items()}
+        return partial(self.eyes.look, torch.tensor(made.span_ids), tensors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

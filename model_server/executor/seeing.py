@@ -69,6 +69,7 @@ class _Proof(NamedTuple):
 class Seeing:
     """What is found of a model's sight as it is loaded; in the end `sight` or `blind_reason`.
 
+    folder:         of the checkpoint, with its processor
     image_token_id: None: it does not see, for the reason that is given, if there is one
     left_out:       names of the parts that it does without then
     kept:           what an earlier shard left, and a later one finds
@@ -76,13 +77,18 @@ class Seeing:
 
     def __init__(
         self,
+        folder: Path,
         image_token_id: int | None,
         left_out: Sequence[str],
         blind_reason: str | None,
         kept: KeptEvidence | None = None,
+        *,
+        trust_remote_code: bool = False,
     ) -> None:
         self.sight: ModelSight | None = None
         self.blind_reason = blind_reason
+        self._folder = folder
+        self._trust_remote_code = trust_remote_code
         self._image_token_id = image_token_id
         self._left_out = left_out
         self._kept = kept
@@ -95,7 +101,7 @@ class Seeing:
         """Whether the parts that see are to be loaded, or kept."""
         return self._noise is not None and self.blind_reason is None
 
-    def take(self, folder: Path, noise: ProcessedImage | None, *, trust_remote_code: bool) -> None:
+    def take(self, noise: ProcessedImage | None) -> None:
         """Take an image; None: the checkpoint's processor makes one."""
         if self._image_token_id is None:
             return
@@ -105,7 +111,7 @@ class Seeing:
             arrays = {name: each.numpy() for name, each in found.tensors.items()}
             noise = ProcessedImage(tuple(found.span_ids.tolist()), arrays)
         try:
-            self._noise = noise or _noise(folder, trust_remote_code)
+            self._noise = noise or _noise(self._folder, self._trust_remote_code)
         except Blind as reason:
             self.be_blind(str(reason))
 
@@ -159,7 +165,7 @@ class Seeing:
             else:
                 max_error = _MAX_ROUNDED_ERROR if is_rounded else MAX_ERRORS[proof.expected.dtype]
                 _require_near(executor, eyes, proof, proof.expected, max_error)
-            self.sight = ModelSight(eyes, proof.facts)
+            self.sight = ModelSight(eyes, proof.facts, self._folder, self._trust_remote_code)
         except Blind as reason:
             self.be_blind(str(reason))
         # Text is served all the same, however the classes of other people fail.

@@ -1,5 +1,6 @@
 """What stands between a checkpoint's processor and the packages that are installed."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from processes.image_processor import hide_unfit_torchvision
+from processes.image_processor import ImageProcessor, hide_unfit_torchvision
+from tests import seeing_checkpoint
 
 
 @pytest.fixture
@@ -43,3 +45,22 @@ def test_a_torchvision_of_another_torch_is_told_and_looks_absent() -> None:
 def test_a_shard_starts_beside_it(unfit: Path) -> None:
     path = f"import sys; sys.path[:0] = [{str(unfit)!r}]; import model_server.__main__"
     subprocess.run([sys.executable, "-c", path], check=True)
+
+
+def test_the_largest_image_is_one_that_a_prompt_has_just_room_for(tmp_path: Path) -> None:
+    folder = seeing_checkpoint.save("qwen2_5_vl", tmp_path)
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    # 64 pixels a token.
+    settings["size"] = {"shortest_edge": 64, "longest_edge": 64 * 5000}
+    path.write_text(json.dumps(settings))
+    processor = ImageProcessor(folder, trust_remote_code=False)
+    assert 900 < len(processor.largest(1000).span_ids) <= 1000
+    assert 4900 < len(processor.largest(100_000).span_ids) <= 5000
+
+
+def test_of_a_processor_that_makes_all_images_alike_any_is_the_largest(tmp_path: Path) -> None:
+    processor = ImageProcessor(seeing_checkpoint.save("llava", tmp_path), trust_remote_code=False)
+    assert processor.largest(1000).tensors["pixel_values"].shape == (1, 3, 28, 28)
+    # No prompt has room for it.
+    assert len(processor.largest(3).span_ids) == 16

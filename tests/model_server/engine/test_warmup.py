@@ -1,14 +1,22 @@
 """Warm-up makes the pool that was asked for, or one that fits."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 from torch import Tensor
 
-from model_server.engine import memory
+from model_server.engine import memory, warmup
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import OutOfMemory
 from model_server.executor.executor import PagedModel
+from model_server.eyes import Eyes, Sight
+from model_server.images import MAX_GALLERY_BYTES
 from model_server.step import StepInputs
+from tests import seeing_checkpoint
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load, runner_of
 
@@ -99,3 +107,44 @@ def test_a_model_without_states_has_no_slots(model: PagedModel) -> None:
 def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: PagedModel) -> None:
     with pytest.raises(OutOfMemory, match=r"KV pool of .* GiB does not fit"):
         runner_of(model, World()).warmup(64, 4, None, 1 << 40)
+
+
+def test_what_looks_at_the_largest_image_and_what_is_kept_of_images_have_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = seeing_checkpoint.save("qwen2_5_vl", tmp_path)
+    sight = load(folder, World()).sight
+    assert sight is not None
+    seen: list[Sight] = []
+    look = Eyes.look
+
+    def looking(*given: Any) -> Sight:
+        seen.append(look(*given))
+        return seen[-1]
+
+    def peak_of(_: torch.device, run: Callable[[], object]) -> int:
+        run()
+        return 1000 * (1 + len(seen))
+
+    monkeypatch.setattr(Eyes, "look", looking)
+    monkeypatch.setattr(memory, "peak_of", peak_of)
+    found = warmup.bytes_of_images(torch.device("cpu"), sight, max_len=2048)
+    assert found == 1000 + MAX_GALLERY_BYTES
+    (largest,) = seen
+    # It takes at most 3000 pixels, in squares of 64.
+    assert 36 <= len(largest.places) <= 46
+
+
+def test_an_encoder_that_has_no_room_for_the_largest_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = seeing_checkpoint.save("llava", tmp_path)
+    sight = load(folder, World()).sight
+    assert sight is not None
+
+    def look(*_: object) -> Sight:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Eyes, "look", look)
+    with pytest.raises(OutOfMemory, match="of which a prompt of 99 tokens has room does not fit"):
+        warmup.bytes_of_images(torch.device("cpu"), sight, max_len=99)

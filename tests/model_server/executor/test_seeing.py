@@ -91,8 +91,8 @@ def for_gpus(
         backend = attention or ReferenceAttention()
         return DenseCuda(weights, ops, backend, new_capture=new_capture)
 
-    seeing = Seeing(checked.image_token_id, checked.left_out, checked.blind_reason)
-    seeing.take(folder, one.noise, trust_remote_code=False)
+    seeing = Seeing(folder, checked.image_token_id, checked.left_out, checked.blind_reason)
+    seeing.take(one.noise)
     model = zoo.load(
         folder,
         checked.config,
