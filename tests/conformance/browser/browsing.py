@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from tests.conformance.serving import ROOT
 
@@ -18,15 +27,35 @@ _FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
+# Of whatever is waited for: other tests may have the processors meanwhile.
 _TIMEOUT_MS = 20_000
+expect.set_options(timeout=_TIMEOUT_MS)
 WIDE, NARROW = (1400, 900), (360, 740)
 # What moves, as https://wicg.github.io/layout-instability/ has it; input before it is no excuse.
 _WATCH_SHIFTS = """
-window.shifts = [];
-new PerformanceObserver((list) => {
-  for (const shift of list.getEntries())
-    for (const { node } of shift.sources) shifts.push(node?.outerHTML?.slice(0, 100) ?? "a text");
-}).observe({ type: "layout-shift" });
+const shifts = [];
+const keep = (entries) => {
+  for (const { sources } of entries)
+    for (const { node } of sources) shifts.push(node?.outerHTML?.slice(0, 100) ?? "a text");
+};
+const observer = new PerformanceObserver((list) => keep(list.getEntries()));
+observer.observe({ type: "layout-shift" });
+window.takeShifts = () => {
+  keep(observer.takeRecords());
+  return shifts.splice(0);
+};
+"""
+# What was changed is drawn by then.
+_NEXT_FRAME = """
+() => new Promise((done) => {
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)));
+})
+"""
+# What a page asks its server at once; without a key it is refused the first of it.
+_IS_LOADED = """
+() => performance.getEntriesByType("resource").some(
+  ({ name, responseStatus }) => /\\/(info|openapi\\.json)$/.test(name) || responseStatus === 401
+)
 """
 
 
@@ -41,7 +70,12 @@ class Visit:
     def open(self, place: str = "") -> None:
         """Goes to a place of the server, and waits until it is there."""
         self.page.goto(f"{self.url}/{place}")
-        self.page.wait_for_load_state("networkidle")
+        self.until(_IS_LOADED)
+        self.page.evaluate(_NEXT_FRAME)
+
+    def until(self, script: str, arg: object = None) -> None:
+        """Waits until a function of the page returns true."""
+        self.page.wait_for_function(script, arg=arg)
 
     def send(self, text: str) -> None:
         """Sends a message of a chat."""
@@ -54,8 +88,26 @@ class Visit:
 
     def answers(self) -> list[str]:
         """The answers that are shown."""
-        shown = self.page.locator(".message.assistant :is(.markdown, .plain)")
-        return list(shown.all_inner_texts())
+        return list(self._answers().all_inner_texts())
+
+    def shows(self, *answers: str) -> None:
+        """Waits until these are the answers that are shown."""
+        expect(self._answers()).to_have_text(list(answers), use_inner_text=True)
+
+    def _answers(self) -> Locator:
+        return self.page.locator(".message.assistant :is(.markdown, .plain)")
+
+    def fits(self, width: int) -> None:
+        """Waits until the page is no wider than this, in pixels."""
+        self.until("width => document.documentElement.scrollWidth <= width", width)
+
+    def copied(self, button: Locator) -> str:
+        """What a button puts on the clipboard."""
+        self.page.evaluate("() => navigator.clipboard.writeText('')")
+        button.click()
+        self.until("async () => (await navigator.clipboard.readText()) !== ''")
+        text: str = self.page.evaluate("() => navigator.clipboard.readText()")
+        return text
 
     def shoot(self, name: str) -> None:
         """Keeps a picture."""
@@ -64,9 +116,8 @@ class Visit:
 
     def moved(self) -> list[str]:
         """What moved since the last call, or since the page was opened."""
-        # An observer is called with the next frame.
-        self.page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
-        moved: list[str] = self.page.evaluate("() => shifts.splice(0)")
+        self.page.evaluate(_NEXT_FRAME)
+        moved: list[str] = self.page.evaluate("() => takeShifts()")
         return moved
 
     def findings(self) -> list[str]:

@@ -31,8 +31,8 @@ def test_tokens_have_a_colour_and_rivals(visit: Visit) -> None:
     tokens = page.locator(".token-list .token")
     tokens.nth(3).hover()
 
-    assert tokens.count() == 29
-    assert re.search(r"level-[0-4]", tokens.first.get_attribute("class") or "")
+    expect(tokens).to_have_count(29)
+    expect(tokens.first).to_have_class(re.compile(r"level-[0-4]"))
     expect(page.locator(".rivals tr")).to_have_count(5)
     expect(page.locator(".rivals p")).to_contain_text("%")
     # By keyboard as well.
@@ -50,8 +50,8 @@ def test_tokens_say_what_a_constraint_did(visit: Visit) -> None:
     visit.send("Say a number")
     visit.ends(1)
 
-    assert page.locator(".token-list .token.forced").count() >= 2
-    assert page.locator(".token-list .token.steered").count() >= 1
+    expect(page.locator(".token-list .token.forced").nth(1)).to_be_visible()
+    expect(page.locator(".token-list .token.steered").first).to_be_visible()
     expect(page.locator(".message.assistant footer .hint")).to_contain_text("constraint satisfied")
     page.locator(".token-list .forced").first.hover()
     expect(page.locator(".rivals p")).to_contain_text("left this token alone")
@@ -126,9 +126,7 @@ def test_the_copied_code_gives_the_answer_of_the_page(visit: Visit, client: str)
     visit.ends(1)
     page.get_by_text("As code", exact=True).click()
     page.locator(".snippet select").select_option(client)
-    page.locator(".snippet").get_by_role("button", name="Copy").click()
-    expect(page.locator(".snippet").get_by_role("button", name="Copied")).to_be_visible()
-    code = page.locator("body").evaluate("() => navigator.clipboard.readText()")
+    code = visit.copied(page.locator(".snippet").get_by_role("button", name="Copy"))
     command = ["bash", "-c", code] if client == "curl" else [sys.executable, "-c", code]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

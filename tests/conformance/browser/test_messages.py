@@ -40,7 +40,7 @@ def test_an_answer_that_was_cut_goes_on(visit: Visit) -> None:
     page.get_by_role("button", name="Continue").click()
     page.get_by_text("stop ·").wait_for()
 
-    assert visit.answers() == [ANSWER]
+    visit.shows(ANSWER)
     assert 0 < len(beginning) < len(ANSWER)
     expect(page.get_by_role("button", name="Continue")).to_have_count(0)
     page.get_by_label("Show tokens").check()
@@ -57,11 +57,11 @@ def test_a_deleted_message_takes_along_what_is_behind_it_and_comes_back(visit: V
     visit.ends(2)
     said = visit.answers()
     page.locator(".message.user").last.get_by_role("button", name="Delete").click()
-    assert visit.answers() == said[:1]
+    visit.shows(*said[:1])
     expect(page.locator(".undo")).to_contain_text("2 messages")
     page.get_by_role("button", name="Undo").click()
 
-    assert visit.answers() == said
+    visit.shows(*said)
 
 
 def test_an_answer_that_was_edited_goes_on(visit: Visit) -> None:
@@ -77,7 +77,7 @@ def test_an_answer_that_was_edited_goes_on(visit: Visit) -> None:
     page.get_by_role("button", name="Continue").click()
     page.get_by_text("stop ·").wait_for()
 
-    assert visit.answers() == [ANSWER]
+    visit.shows(ANSWER)
 
 
 def test_text_files_are_chosen_dropped_and_pasted(visit: Visit, tmp_path: Path) -> None:
@@ -142,10 +142,7 @@ def test_images_are_chosen_and_dropped_where_the_model_sees(
         visit.ends(1)
         page.reload()
         expect(page.get_by_role("img", name="red.png")).to_be_visible()
-        assert (
-            page.get_by_role("img", name="dropped.png").evaluate("image => image.naturalWidth")
-            == 40
-        )
+        expect(page.get_by_role("img", name="dropped.png")).to_have_js_property("naturalWidth", 40)
         assert visit.findings() == []
 
     kinds = [part["type"] for part in bodies[0]["messages"][0]["content"]]

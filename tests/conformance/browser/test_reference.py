@@ -27,14 +27,16 @@ def operations(served: Served) -> list[tuple[str, str, dict[str, Any]]]:
 def test_every_operation_is_there_and_unfolds(visit: Visit, served: Served) -> None:
     visit.open("docs")
     rows = visit.page.locator(".operation > summary")
-    shown = {" ".join(text.split()) for text in rows.all_inner_texts()}
-    assert shown == {
+    expected = {
         " ".join(f"{method} {path} {operation['summary']}".split())
         for method, path, operation in operations(served)
     }
+    expect(rows).to_have_count(len(expected))
+    assert {" ".join(text.split()) for text in rows.all_inner_texts()} == expected
     for row in rows.all():
         row.click()
-    assert visit.page.get_by_role("button", name="Send", exact=True).count() == rows.count()
+    sends = visit.page.get_by_role("button", name="Send", exact=True)
+    expect(sends).to_have_count(len(expected))
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -48,8 +50,10 @@ def test_no_reader_of_the_api_is_kept_out(
             page.get_by_label("Search operations").fill("a chat")
             page.keyboard.press("Tab")
             page.keyboard.press("Enter")
+            send = page.get_by_role("button", name="Send", exact=True)
+            expect(send).to_be_visible()
             visit.moved()
-            page.get_by_role("button", name="Send", exact=True).press("Enter")
+            send.press("Enter")
             expect(page.get_by_role("status")).to_contain_text("200 OK · application/json")
             page.locator("summary").first.hover()
             page.get_by_role("button", name="Copy as curl").hover()
@@ -58,7 +62,7 @@ def test_no_reader_of_the_api_is_kept_out(
             page.get_by_text("200 As asked for").press("Enter")
             expect(page.get_by_text("text/event-stream, each event")).to_be_visible()
             assert visit.findings() == []
-            assert page.evaluate("() => document.documentElement.scrollWidth") <= size[0]
+            visit.fits(size[0])
             visit.shoot(f"docs-{'wide' if size == WIDE else 'narrow'}-{scheme}")
 
 
@@ -89,9 +93,8 @@ def test_an_answer_is_shown_while_it_is_streamed_and_stopped(visit: Visit, serve
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
 
-    assert '"generated_text":null' in page.get_by_label("Answer", exact=True).inner_text()
-    page.get_by_role("button", name="Copy as curl").click()
-    copied = page.evaluate("() => navigator.clipboard.readText()")
+    expect(page.get_by_label("Answer", exact=True)).to_contain_text('"generated_text":null')
+    copied = visit.copied(page.get_by_role("button", name="Copy as curl"))
     assert copied.startswith(f"curl -X POST '{served.url}/generate_stream'")
 
 
