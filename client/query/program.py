@@ -17,17 +17,6 @@ Condition = Callable[[], Term]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptCondition:
-    """A condition behind a prompt with the holes `here`; it mentions other holes, too."""
-
-    condition: Condition
-    here: frozenset[str]
-
-    def __call__(self) -> Term:
-        return self.condition()
-
-
-@dataclass(frozen=True, slots=True)
 class Decorator:
     """`@f` or `@f(a)` before a hole's name; `function` is applied to its value."""
 

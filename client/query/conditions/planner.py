@@ -348,7 +348,7 @@ def plan(
 ) -> HolePlan:
     """The request of the hole `name`, and the checks that remain.
 
-    terms:    all conditions that may mention it; those that mention only other holes are ignored
+    terms:    all conditions that mention it, or no hole
     kind:     its annotation, None: it has none
     finished: the values of finished holes, or `Finished`, which holds their texts
               and tokens too
@@ -357,8 +357,7 @@ def plan(
     Raises BadCondition, Unsatisfiable, ProgramFailed.
     """
     others = {other: value for other, value in finished.items() if other != name}
-    every = [part for term in terms for part in conjuncts_of(term)]
-    conjuncts = [part for part in every if name in names_of(part) or not names_of(part)]
+    conjuncts = [part for term in terms for part in _conjuncts(term, name)]
     current = CurrentHole(name, hole_type(conjuncts, name, kind), others)
     says = [_said(part, current, is_decorated) for part in conjuncts]
     _refuse_nothing(conjuncts, says, name)
@@ -374,6 +373,13 @@ def plan(
         checks=(*checks, *made.checks),
         deferred=tuple(check for check in inexactly if not check.names <= known),
     )
+
+
+def _conjuncts(term: Term, name: str) -> tuple[Term, ...]:
+    """The parts of nested `and`s; the whole if some are of other holes alone: 0 < Y < X."""
+    parts = tuple(conjuncts_of(term))
+    are_about = all(name in names_of(part) or not names_of(part) for part in parts)
+    return parts if are_about else (term,)
 
 
 def _said(part: Term, current: CurrentHole, is_decorated: bool) -> Bounds:

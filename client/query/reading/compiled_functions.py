@@ -48,7 +48,6 @@ from client.query.program import (
     Hole,
     ModelClause,
     Program,
-    PromptCondition,
     Subquery,
 )
 from client.query.reading.clauses import Layout
@@ -86,29 +85,18 @@ def enclosing(frame: FrameType | None) -> Enclosing:
 
 
 class LateNames:
-    """Owner of the cells of late names. Keeps the frame until all of them have values."""
+    """Owner of the cells of late names. Keeps the frame, as closures keep their variables."""
 
     def __init__(self, names: list[str], frame: FrameType) -> None:
         self.cells = {name: CellType() for name in names}
-        self._left = tuple(names)
-        self._frame: FrameType | None = frame
+        self._frame = frame
 
     def look_up(self) -> None:
-        """Fill the cells of names that have a value by now; Python raises for others if used.
-
-        Several threads may call it at once with the same result.
-        """
-        frame = self._frame
-        if frame is None:
-            return
-        values = frame.f_locals
-        left = self._left
-        for name in left:
+        """Fill the cells of names that have a value by now; Python raises for others if used."""
+        values = self._frame.f_locals
+        for name, cell in self.cells.items():
             if name in values:
-                self.cells[name].cell_contents = values[name]
-        self._left = tuple(name for name in left if name not in values)
-        if not self._left:
-            self._frame = None
+                cell.cell_contents = values[name]
 
 
 class Calls:
@@ -119,20 +107,14 @@ class Calls:
         source: Source,
         places: list[Place],
         around: dict[str, object],
-        outside: Mapping[str, object],
     ) -> None:
-        """`around`: variables of the enclosing function, for quoted types; `outside`: globals."""
-        self._outside = outside
+        """`around`: variables of the enclosing function, for quoted types."""
         self._source = source
         self._places = places
         self._around = around
 
     def place(self, number: int) -> Place:
         return self._places[number]
-
-    def given(self, name: str) -> object:
-        """The value that a name has outside of the program, which assigns it again."""
-        return self._outside[name] if name in self._outside else getattr(builtins, name)
 
     # Prompts
 
@@ -228,9 +210,6 @@ class Calls:
     def model(self, number: int, value: object) -> ModelClause:
         return ModelClause(value, self._places[number])
 
-    def prompt_condition(self, condition: Condition, here: tuple[str, ...]) -> PromptCondition:
-        return PromptCondition(condition, frozenset(here))
-
 
 def _program_of(value: object) -> Program | None:
     program = getattr(value, "program", None)
@@ -281,11 +260,12 @@ def compile_program(
     code = _by_own_names(_compiled(text, program.module, filename))
     words = set(_WORD.findall(text.text))
     around_it = {name: value for name, value in values.items() if name in words}
-    calls = Calls(text.source, nodes.places, around_it, scope.globals)
+    calls = Calls(text.source, nodes.places, around_it)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
     made_ = defined[MAKE](calls, build, *(values.get(name) for name in names))
-    functions = iter([_bound(function, around, scope) for function in made_])
+    given = {name: scope.globals[name] for name in program.given}
+    functions = iter([_bound(function, around, scope, given) for function in made_])
     body = next(functions)
     _shown(text.source, filename, body)
     taking = _taking(body, around)
@@ -346,8 +326,10 @@ def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -
     return [name for name in program.used if name not in known and not scope.has(name)]
 
 
-def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> types.FunctionType:
-    """The function with the closure cells of enclosing functions and its declared defaults.
+def _bound(
+    function: types.FunctionType, around: Surroundings, scope: Scope, given: Mapping[str, object]
+) -> types.FunctionType:
+    """The function with the closure cells of enclosing functions and its defaults.
 
     The cells of freshly compiled functions are separate, so assignments would not be shared.
     """
@@ -359,7 +341,7 @@ def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> 
     declared = [each for each in parameters if each.default is not each.empty]
     named = [each for each in declared if each.kind == each.KEYWORD_ONLY]
     made.__defaults__ = tuple(each.default for each in declared if each not in named)
-    made.__kwdefaults__ = {each.name: each.default for each in named}
+    made.__kwdefaults__ = {**{each.name: each.default for each in named}, **given}
     return made
 
 

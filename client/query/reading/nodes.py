@@ -342,8 +342,11 @@ def _hint(line: str, before: str) -> str:
     return ""
 
 
-def parameters_of(signature: inspect.Signature, first: str | None) -> ast.arguments:
-    """A signature's parameters, with placeholders for defaults, which are set later."""
+def parameters_of(
+    signature: inspect.Signature, first: str | None, given: Iterable[str]
+) -> ast.arguments:
+    """A signature's parameters and the `given` names, with placeholders for defaults, which are set
+    later."""
     made = arguments_of(())
     if first is not None:
         made.posonlyargs.append(ast.arg(first))
@@ -362,6 +365,9 @@ def parameters_of(signature: inspect.Signature, first: str | None) -> ast.argume
             case inspect.Parameter.KEYWORD_ONLY:
                 made.kwonlyargs.append(argument)
                 made.kw_defaults.append(ast.Constant(None) if has_default else None)
+    for name in sorted(given):
+        made.kwonlyargs.append(ast.arg(name))
+        made.kw_defaults.append(ast.Constant(None))
     return made
 
 

@@ -25,7 +25,6 @@ from client.query.reading.nodes import (
     Nodes,
     expression,
     load,
-    names_used,
     plain_call,
     tuple_of,
 )
@@ -351,12 +350,6 @@ class PromptRewriter:
         self._supports = supports
         self._rebound = rebound
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
-        self._python_names: dict[str, ast.Name] = {}
-
-    @property
-    def python_names(self) -> Sequence[ast.Name]:
-        """Python names in the braces and tags rewritten so far, at their first places."""
-        return tuple(self._python_names.values())
 
     def statements(self, prompt: Prompt) -> list[ast.stmt]:
         """The statements of a prompt, part by part. Raises BadProgram."""
@@ -383,7 +376,14 @@ class PromptRewriter:
         what = "in the prompt's condition"
         parsed = expression(self._text, self._text.slice(prompt.where), what)
         own = {hole.name for hole in prompt.holes}
-        return self._clauses.conjuncts(parsed, self._rebound - own)
+        parts = self._clauses.conjuncts(parsed, self._rebound - own)
+        for part in parts:
+            if part.holes and part.holes.isdisjoint(own):
+                others = ", ".join(sorted(part.holes))
+                what = f"a condition of {others} alone, behind a prompt without that hole"
+                hint = "say it behind its own prompt, or in the program's `where`"
+                raise self._bad(f"{what}: {hint}", self._nodes.span(part.function))
+        return parts
 
     def _check_clauses(self, prompt: Prompt) -> None:
         if prompt.where is not None and not prompt.holes:
@@ -421,18 +421,11 @@ class PromptRewriter:
         if recall.spec is not None:
             joined = self._joined(recall.spec)
             spec = joined if isinstance(joined, ast.JoinedStr) else ast.JoinedStr([joined])
-        code = plain_call(CALLS, "recalled", [self._code(recall.code, "in braces")])
+        code = plain_call(CALLS, "recalled", [self._read(recall.code, "in braces")])
         value = self._nodes.at(ast.FormattedValue(code, conversion, spec), recall.span)
         if not recall.shows_code:
             return [value]
         return [self._nodes.at(ast.Constant(recall.shows_code), recall.span), value]
-
-    def _code(self, fragment: Fragment, what: str) -> ast.expr:
-        """Parse code in a prompt, and record its names."""
-        code = self._read(fragment, what)
-        for name, node in names_used(code).items():
-            self._python_names.setdefault(name, node)
-        return code
 
     def _read(self, fragment: Fragment, what: str) -> ast.expr:
         """Parse code in a prompt: with the string's escapes resolved or, if invalid, as written.
@@ -458,11 +451,10 @@ class PromptRewriter:
     # Holes
 
     def _hole(self, tag: HoleTag, prompt: Prompt) -> ast.stmt:
-        here = {hole.name for hole in prompt.holes}
         behind = self._conjuncts[prompt.span]
         conditions = [
-            *(self._own(part, here) for part in behind if part.concerns(tag.name, here)),
-            *(load(name) for name, part in self._program_where if part.concerns(tag.name, ())),
+            *(part.function for part in behind if part.concerns(tag.name)),
+            *(load(name) for name, part in self._program_where if part.concerns(tag.name)),
         ]
         hole = plain_call(
             CALLS,
@@ -479,18 +471,10 @@ class PromptRewriter:
         asked = ast.Await(plain_call(CONTEXT, "hole", [hole]))
         return self._nodes.at(ast.Assign([ast.Name(tag.name, ast.Store())], asked), tag.span)
 
-    def _own(self, part: Conjunct, here: AbstractSet[str]) -> ast.expr:
-        """A condition behind a prompt with the holes `here`."""
-        if part.holes <= here:
-            return part.function
-        holes = tuple_of([ast.Constant(name) for name in sorted(here)])
-        behind = plain_call(CALLS, "prompt_condition", [part.function, holes])
-        return self._nodes.at(behind, self._nodes.span(part.function))
-
     def _kind(self, tag: HoleTag) -> ast.expr:
         if tag.kind is None:
             return ast.Constant(None)
-        kind = self._code(tag.kind, f"the type of {tag.name}")
+        kind = self._read(tag.kind, f"the type of {tag.name}")
         span = self._nodes.span(kind)
         if not isinstance(kind, ast.Call):
             return self._nodes.call("kind", span, kind)
@@ -498,7 +482,7 @@ class PromptRewriter:
         return self._nodes.at(plain_call(CALLS, "called_kind", given, kind.keywords), span)
 
     def _decorator(self, code: Fragment) -> ast.expr:
-        function = self._code(code, "behind '@'")
+        function = self._read(code, "behind '@'")
         return self._nodes.call("decorator", self._nodes.span(function), function)
 
     def _support(self, tag: HoleTag, prompt: Prompt) -> ast.expr:

@@ -8,13 +8,8 @@ def make(calls, build, *captured):
 
 These names have a prefix, so programs cannot refer to them by accident.
 
-Variables that a text receives and assigns again: they start with the given value.
-
-    options = options.split(",")        options = __tandem.given("options")
-                                        options = options.split(",")
-
-In a module this is plain Python. A program's code is in a function, where such a name would be
-unbound until that line.
+A text may assign the variables that it receives: `options = options.split(",")`. These are
+parameters with the received values as defaults.
 
 Finds holes that are the last ones of a run: no await can follow them.
 
@@ -33,7 +28,6 @@ place. Strings in functions and classes that the program defines are no prompts.
 """
 
 import ast
-import builtins
 import copy
 import inspect
 import re
@@ -42,6 +36,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading.clauses import Block, Layout, PromptText
 from client.query.reading.nodes import (
@@ -330,10 +325,10 @@ _WHERE = "__tandem_where"
 _WORD = re.compile(r"\w+")
 # Expressions in braces may bind names, too.
 _WALRUS = re.compile(r"(\w+)\s*:=")
-# Words in programs that inspect names, or handle missing ones.
-_LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
 # Python 3.12 and later need the names of type parameters.
 _EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
+# Words in programs that inspect names, or handle missing ones.
+_LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
 _Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
 # The name of the Context in programs, unless they bind it themselves.
 _CONTEXT_FOR_PEOPLE = "context"
@@ -346,6 +341,7 @@ class RewrittenProgram:
     module:         defines `make`
     used:           names that it reads, with their first places
     bound:          names that it binds
+    given:          names that it both receives and binds: keyword parameters of its functions
     """
 
     module: ast.Module
@@ -353,6 +349,7 @@ class RewrittenProgram:
     returns: bool
     used: Mapping[str, ast.Name]
     bound: frozenset[str]
+    given: frozenset[str]
     has_decoder: bool
     has_model: bool
 
@@ -389,6 +386,7 @@ class _Writer:
         self._body = Body(nodes, layout)
         self._holes = self._body.holes
         self._preamble = self._body.preamble
+        self._given: frozenset[str] = frozenset()
 
     def written(self) -> RewrittenProgram:
         self._body.check(self._around.parameters.parameters.keys(), self._layout)
@@ -411,9 +409,11 @@ class _Writer:
         self._preamble = prompts.visit_all(self._body.preamble)
         rewritten = prompts.visit_all(with_return(self._body.statements))
         mark_last(rewritten)
+        bound = frozenset(names_bound([*self._preamble, *rewritten]))
+        self._given = bound & self._around.given
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
-            self._program([*self._unbound(clauses, rewriter, rewritten), *assigned, *rewritten]),
+            self._program([*self._unbound([*assigned, *rewritten]), *assigned, *rewritten]),
             *self._decoder(),
             *self._model(),
         ]
@@ -427,7 +427,8 @@ class _Writer:
                 for node in own_scope(rewritten)
             ),
             used={name: node for name, node in used.items() if not name.startswith(CALLS)},
-            bound=frozenset(names_bound([*self._preamble, *rewritten]) | {_CONTEXT_FOR_PEOPLE}),
+            bound=bound | {_CONTEXT_FOR_PEOPLE},
+            given=self._given,
             has_decoder=self._layout.decoder is not None,
             has_model=self._layout.model is not None,
         )
@@ -454,17 +455,23 @@ class _Writer:
         parts = clauses.conjuncts(condition)
         return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
 
-    def _unbound(
-        self, clauses: WhereClauses, prompts: PromptRewriter, body: Sequence[ast.stmt]
-    ) -> list[ast.stmt]:
-        """Statements that read the unbound names in conditions and prompts, so that unknown ones
-        raise before any request. Not for programs that may inspect names."""
+    def _unbound(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Statements that read the names which nothing here binds, so that unknown ones raise
+        before any request. Not for programs that may inspect names."""
         if _LOOKING.search(self._text.text):
             return []
-        own = names_bound_anywhere([*self._preamble, *body])
-        known = {_CONTEXT_FOR_PEOPLE, *own, *self._holes, *self._around.parameters.parameters}
-        asked = [*clauses.python_names, *prompts.python_names]
-        return [ast.copy_location(ast.Expr(name), name) for name in asked if name.id not in known]
+        tree = ast.Module(list(body), [])
+        known = {
+            _CONTEXT_FOR_PEOPLE,
+            *names_bound_anywhere([*self._preamble, *body]),
+            *self._around.parameters.parameters,
+            *(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)),
+        }
+        return [
+            ast.copy_location(ast.Expr(node), node)
+            for name, node in names_used(tree).items()
+            if name not in known and name.lower() not in OPERATORS and not name.startswith(CALLS)
+        ]
 
     def _program(self, body: list[ast.stmt]) -> ast.AsyncFunctionDef:
         span = self._whole()
@@ -472,29 +479,10 @@ class _Writer:
         if self._asks_for_context(body):
             target = ast.Name(_CONTEXT_FOR_PEOPLE, ast.Store())
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
-        parameters = parameters_of(self._around.parameters, CONTEXT)
-        block = self._own_globals([*opening, *body], span) or [ast.Pass()]
+        parameters = parameters_of(self._around.parameters, CONTEXT, self._given)
+        block = [*opening, *body] or [ast.Pass()]
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
-
-    def _own_globals(self, block: list[ast.stmt], span: SourceSpan) -> list[ast.stmt]:
-        """For a text program: module variables become variables of the run."""
-        if not self._around.is_module:
-            return block
-        bound = names_bound(block) - self._around.parameters.parameters.keys()
-        # A hole with the name of a builtin probably does not mean that.
-        builtin = set(dir(builtins)) - self._holes
-        begun = [
-            self._nodes.at(
-                ast.Assign(
-                    [ast.Name(name, ast.Store())],
-                    plain_call(CALLS, "given", [ast.Constant(name)]),
-                ),
-                span,
-            )
-            for name in sorted(bound & (self._around.given | builtin))
-        ]
-        return [*begun, *block]
 
     def _refuse_globals(self, statements: Sequence[ast.stmt]) -> None:
         """In a text program each run has its own variables, those of a function."""
@@ -543,9 +531,8 @@ class _Writer:
         return [self._function(_MODEL, self._nodes.call("model", span, value), span)]
 
     def _function(self, name: str, value: ast.expr, span: SourceSpan) -> ast.FunctionDef:
-        preamble = self._own_globals(copy.deepcopy(self._preamble), span)
-        block = [*preamble, ast.Return(value)]
-        parameters = parameters_of(self._around.parameters, None)
+        block = [*copy.deepcopy(self._preamble), ast.Return(value)]
+        parameters = parameters_of(self._around.parameters, None, self._given)
         return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
 
     def _module(self, functions: Sequence[_Function]) -> ast.Module:

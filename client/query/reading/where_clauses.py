@@ -11,7 +11,6 @@ since variables in the others may be unbound yet. Expressions without holes stay
 
 import ast
 import re
-from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -92,13 +91,9 @@ class Conjunct:
     holes: frozenset[str]
     function: ast.expr
 
-    def concerns(self, hole: str, here: Collection[str]) -> bool:
-        """Whether it is evaluated at a hole; one without holes is evaluated at each.
-
-        Behind a prompt with the holes `here`, one without any of these is evaluated at each, too.
-        """
-        names_others = bool(here) and self.holes.isdisjoint(here)
-        return not self.holes or hole in self.holes or names_others
+    def concerns(self, hole: str) -> bool:
+        """Whether it is evaluated at a hole; one without holes is evaluated at each."""
+        return not self.holes or hole in self.holes
 
 
 class WhereClauses:
@@ -112,12 +107,6 @@ class WhereClauses:
         self._holes = holes
         self._own = own
         self._words = ConditionWords(holes, own)
-        self._python_names: dict[str, ast.Name] = {}
-
-    @property
-    def python_names(self) -> Sequence[ast.Name]:
-        """Python names in the conditions read so far, at their first places."""
-        return tuple(self._python_names.values())
 
     def conjuncts(
         self, condition: ast.expr, variables: AbstractSet[str] = frozenset()
@@ -128,17 +117,9 @@ class WhereClauses:
         """
         self._words = ConditionWords(self._holes - variables, self._own)
         self._check(condition)
-        self._note_names(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
-
-    def _note_names(self, condition: ast.expr) -> None:
-        calls = (node for node in ast.walk(condition) if isinstance(node, ast.Call))
-        operators = [call.func for call in calls if self._words.operator(call) is not None]
-        for name, node in names_used(condition).items():
-            if name not in self._words.holes and node not in operators:
-                self._python_names.setdefault(name, node)
 
     def _conjunct(self, part: ast.expr) -> Conjunct:
         span = self._nodes.span(part)

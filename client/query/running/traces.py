@@ -24,12 +24,12 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
 from client.calls import GenerateCall, ScoreCall
-from client.query.conditions.bounds import conjuncts_of, names_of
-from client.query.conditions.evaluate import Finished, Values, bare, evaluate
+from client.query.conditions.bounds import names_of
+from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.planner import Check, HolePlan, StopMode, plan
 from client.query.conditions.terms import Term, Value, written
 from client.query.errors import BadProgram, Place, ProgramFailed, QueryError, Source, Unsatisfiable
-from client.query.program import Condition, Decorator, Hole, Program, PromptCondition, Subquery
+from client.query.program import Decorator, Hole, Program, Subquery
 from client.query.reading.program_errors import locate, located_errors, shortened
 from client.query.running.decoding import (
     FinishedHole,
@@ -265,31 +265,9 @@ class CallContext:
     async def _terms(self, hole: Hole) -> tuple[Term, ...]:
         """Evaluate the conditions' terms; the body cannot catch their errors."""
         try:
-            return tuple(map(self._asked, hole.conditions))
+            return tuple(condition() for condition in hole.conditions)
         except QueryError as error:
             await self._abort(error, hole)
-
-    def _asked(self, condition: Condition) -> Term:
-        """The term of a condition. Parts of a prompt's condition that mention only other holes are
-        checked against finished ones or deferred to future ones. Raises Unsatisfiable."""
-        term = condition()
-        if not isinstance(condition, PromptCondition):
-            return term
-        for part in conjuncts_of(term):
-            names = names_of(part)
-            if not names or names & condition.here:
-                continue
-            if names <= self.values.keys():
-                _refuse_false(part, self.values)
-            else:
-                self._defer(Check(part, names, written(part)))
-        return term
-
-    def _defer(self, check: Check) -> None:
-        if not any(
-            (made.text, made.term) == (check.text, check.term) for made in self._deferred_checks
-        ):
-            self._deferred_checks = (*self._deferred_checks, check)
 
     async def _nested(self, hole: Hole, sub: Subquery) -> Any:
         if hole.support is not None:
@@ -329,9 +307,10 @@ class CallContext:
     async def _refuse_false(self, hole: Hole, terms: tuple[Term, ...]) -> None:
         """Check the parts without holes before the nested query sends requests."""
         try:
-            for part in (part for term in terms for part in conjuncts_of(term)):
-                if not names_of(part):
-                    _refuse_false(part, {})
+            for term in terms:
+                if not names_of(term) and evaluate(term, {}) is False:
+                    place = None if isinstance(term, Value) else term.place
+                    raise Unsatisfiable(f"`{written(term)}` does not hold", place)
         except QueryError as error:
             await self._abort(error, hole)
 
@@ -363,16 +342,6 @@ class CallContext:
     async def _abort(self, error: QueryError, hole: Hole) -> NoReturn:
         locate(error, hole.place, self._source)
         await self._run.abort(error)
-
-
-def _refuse_false(term: Term, values: Values) -> None:
-    """Raise Unsatisfiable with the values of its holes if it does not hold."""
-    if evaluate(term, values) is not False:
-        return
-    names = sorted(names_of(term))
-    values_text = ", ".join(f"[{name}] is {shortened(bare(values[name]))}" for name in names)
-    what = f"`{written(term)}` does not hold{': ' if values_text else ''}{values_text}"
-    raise Unsatisfiable(what, None if isinstance(term, Value) else term.place)
 
 
 async def _decorated(decorator: Decorator, value: object, text: str) -> object:

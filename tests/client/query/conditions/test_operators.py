@@ -233,12 +233,6 @@ def test_a_long_text_around_the_hole_is_a_wider_mask_and_a_check() -> None:
     assert len(made.checks) == 1
 
 
-def test_conditions_of_other_holes_are_theirs() -> None:
-    clauses = (term("len(Y) > 100", "XYZ"), term("stops_at(Z, '.')", "XYZ"))
-
-    assert plan(clauses, "X", None, EARLIER, StopMode.CUT) == HolePlan()
-
-
 @pytest.mark.parametrize(
     ("clause", "told"),
     [

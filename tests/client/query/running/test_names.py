@@ -1,12 +1,10 @@
 """Names that a program sees: of the function around it, of its own functions, and given ones."""
 
-from types import FrameType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from client.query import AsyncQuery, BadProgram, ProgramFailed, beam, query, run, run_all
-from client.query.reading.compiled_functions import LateNames
 from tests.client.query.running.models import ScriptedModel, TreeModel, in_turn
 
 MODEL = ScriptedModel(lambda prompt: ["."])
@@ -78,25 +76,6 @@ async def test_a_docstring_whose_only_prompt_stands_behind_a_colon_is_a_program(
 
     assert (await asks.run(0)).prompt == ""
     assert (await asks.run(3)).prompt == "3."
-
-
-def test_threads_may_ask_for_the_first_time_at_once() -> None:
-    """The second one comes while the first one looks."""
-
-    class Locals(dict[str, object]):
-        is_first = True
-
-        def __getitem__(self, name: str) -> object:
-            if self.is_first:
-                self.is_first = False
-                late.look_up()
-            return super().__getitem__(name)
-
-    frame = cast(FrameType, SimpleNamespace(f_locals=Locals(climb=1, down=2)))
-    late = LateNames(["climb", "down"], frame)
-    late.look_up()
-
-    assert [late.cells[name].cell_contents for name in ("climb", "down")] == [1, 2]
 
 
 COUNTER = """
@@ -184,7 +163,6 @@ async def test_in_a_query_that_is_a_function_global_is_pythons() -> None:
         ('"{n}[X]" where len(X) < n\nn = 5\n"{n}"', {"n": 2}, "2a5"),
         ('for i in range(2):\n    "{n}"\n    n = n * 2', {"n": 3}, "36"),
         ('for i in range(2):\n    "{PREV}>[PREV];"', {"PREV": "x"}, "x>aaa;aaa>aaa;"),
-        ('"[X]" where len(X) < max(1, 2)\nmax = 5\n"{max}"', {}, "a5"),
         ('"{[max for max in [1, 2]]}{max(3, 4)}"', {}, "[1, 2]4"),
         ('if n:\n    word = "new"\n"{word}"', {"n": 0, "word": "old"}, "old"),
         ("import math\nmath = math.floor(2.5)\n'{math}'", {"math": 3}, "2"),
