@@ -43,6 +43,8 @@ def running(server: Server) -> Iterator[int]:
 
     Answers the number of its process.
     """
+    # Else it would outlive a bench that `timeout` ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     log = Path(f"/tmp/bench-{server.name}.log")
     with log.open("wb") as output:
         process = subprocess.Popen(
