@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.errors import FleetError
 from fleet.metrics import FleetMetrics, merge
-from fleet.upstream import Address, Headers, get
+from fleet.upstream import Address, Got, Headers, get
 from router.http.bodies import ClientLeft
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord
@@ -45,13 +45,13 @@ class FrontApplication(ABC):
 
     async def _ask_all(
         self, servers: Mapping[str, Address], path: str, headers: Headers
-    ) -> dict[str, tuple[int, bytes]]:
-        """Status and body of GET `path` from each server; status 0: it did not answer."""
+    ) -> dict[str, Got]:
+        """What each server answers to GET `path`."""
         asking = [get(address, path, headers, _TIMEOUT_S) for address in servers.values()]
         answers = dict(zip(servers, await asyncio.gather(*asking), strict=True))
-        for name, (status, body) in answers.items():
-            if not status:
-                _logger.warning("%s did not answer GET %s: %s", name, path, body.decode())
+        for name, got in answers.items():
+            if not got.status:
+                _logger.warning("%s did not answer GET %s: %s", name, path, got.body.decode())
         return answers
 
     async def _metrics_page(
@@ -59,7 +59,7 @@ class FrontApplication(ABC):
     ) -> Response:
         """Its own metrics, and those of servers with their names as this label."""
         answers = await self._ask_all(servers, "/metrics", headers)
-        pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
+        pages = {name: got.body.decode() for name, got in answers.items() if got.status == 200}
         text = merge(self._metrics.exposition().decode(), pages, label)
         return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
 

@@ -135,9 +135,9 @@ class Front(FrontApplication):
         """Whether the server of every loaded model makes progress."""
         ready = self._manager.ready()
         answers = await self._ask_all(ready, "/health/progress", self._headers)
-        for name, (status, body) in answers.items():
-            if status != 200:
-                raise _unhealthy(f"{name}: {body.decode(errors='replace')[:200] or status}")
+        for name, got in answers.items():
+            if got.status != 200:
+                raise _unhealthy(f"{name}: {got.body.decode(errors='replace')[:200] or got.status}")
         return Response()
 
     async def _info(self, request: Request) -> Response:
@@ -184,8 +184,8 @@ class Front(FrontApplication):
             card["failure"] = entry.failure
         if entry.state is ModelState.READY:
             ready = {name: self._manager.ready()[name]}
-            status, body = (await self._ask_all(ready, "/v1/models", self._headers))[name]
-            served = orjson.loads(body)["data"][0] if status == 200 else {}
+            got = (await self._ask_all(ready, "/v1/models", self._headers))[name]
+            served = orjson.loads(got.body)["data"][0] if got.status == 200 else {}
             card |= {name: served[name] for name in ("max_model_len", "sees") if name in served}
         return card
 

@@ -2,6 +2,7 @@
 
     own route: health, metrics -----------> answered here
     what changes each (adapters) ---------> all of them
+    lists of files and batches -----------> one of those that share a store, and merged
     any other: body -> pieces -> Passage: pick -> forward -> the answer, or on to the next
 
 A request that was cut is sent again where nothing of its answer was passed on. An event stream
@@ -15,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Send
@@ -34,6 +36,7 @@ from fleet.replica_pool import ReplicaPool, Use
 from fleet.replicas import prompt_pieces
 from fleet.tagged_stream import TaggedStream
 from fleet.upstream import (
+    Headers,
     StreamedBody,
     UpstreamResponse,
     end_with_error,
@@ -41,11 +44,13 @@ from fleet.upstream import (
     has_events,
     returned,
 )
+from router.http.batches.routes import list_page
 from router.http.bodies import (
     BodyReader,
     ParserThread,
     body_part,
     end,
+    json_response,
     parse_json,
     unless_disconnected,
     until_disconnected,
@@ -60,13 +65,18 @@ _MAX_MOVES = 2
 _MAX_TRIES = 64
 # In which the replica that was cut may come back.
 _MOVE_WAIT_S = 60.0
-# What those who ask for metrics say of themselves.
-_OF_METRICS = frozenset({b"host", b"authorization"})
+# What those who ask for metrics or lists say of themselves.
+_OF_CLIENT = frozenset({b"host", b"authorization", b"x-api-key"})
 # Each replica has its own limit; this one is for who sends without an end.
 _MAX_UPLOAD_LEN = 1 << 28
 _OF_EACH = frozenset({LOAD_PATH, UNLOAD_PATH})
-# What one replica may have, and the others have not.
-_STORED = re.compile(r"/v1/(responses/(?!input_tokens$)|files/|batches)")
+# What one replica may have, and the others have not; ids of files and batches begin with the name
+# of the store that has them.
+_STORED = re.compile(r"/v1/(?:responses/(?!input_tokens$)|files/|batches/)([^/]*)")
+_ID = re.compile(r"(?:file-|file-output-|file-error-|batch_)([0-9a-f]{8})-[0-9a-f]{32}")
+_UPLOAD = "/v1/files"
+_LISTS = frozenset({_UPLOAD, "/v1/batches"})
+_LIMIT = re.compile(r"[1-9]\d{0,3}|10000", re.ASCII)
 # Sent again, these would be done twice.
 _ONCE = re.compile(r"/v1/(files|batches)$")
 _HERE = frozenset({"/health", "/health/ready", "/ping"})
@@ -121,10 +131,36 @@ class ReplicaFront(FrontApplication):
                 )
                 raise HttpError(503, "healthcheck", f"the server {why}")
             return Response()
+        if path in _LISTS:
+            return await self._list(request)
         if path != "/metrics":
             return None
-        sent = [each for each in request.scope["headers"] if each[0] in _OF_METRICS]
-        return await self._metrics_page(self._pool.ready, sent, "replica")
+        return await self._metrics_page(self._pool.ready, _of_client(request), "replica")
+
+    async def _list(self, request: Request) -> Response | None:
+        """The latest of all stores in one list; None: one replica has it whole, or refuses it."""
+        stores = self._pool.stores
+        limit = request.query_params.get("limit", "20")
+        if len(stores) < 2 or not _LIMIT.fullmatch(limit):
+            return None
+        if not self._pool.are_all_ready:
+            raise NoReplica("a replica is away that may have more of the list")
+        ready = self._pool.ready
+        servers = {store: ready[min(names)] for store, names in stores.items() if names}
+        path = f"{request.scope['path']}?limit=10000"
+        found = []
+        for got in (await self._ask_all(servers, path, _of_client(request))).values():
+            if got.status != 200:
+                return Response(got.body, got.status or 503, media_type="application/json")
+            found += orjson.loads(got.body)["data"]
+        found.sort(key=lambda each: each["created_at"], reverse=True)
+        begin = 0
+        if after := request.query_params.get("after"):
+            begin = 1 + next((at for at, each in enumerate(found) if each["id"] == after), -1)
+            if not begin:
+                raise HttpError(404, "not_found", f"there is no `{after[:100]}`")
+        behind = begin + int(limit)
+        return json_response(list_page(found[begin:behind], has_more=behind < len(found)))
 
     async def _ask_each(self, request: Request) -> Response:
         """Have every replica do it; the answer is the first failure, or the last success."""
@@ -149,14 +185,31 @@ class ReplicaFront(FrontApplication):
             raise ShuttingDown()
         body = await self._body(request)
         pieces: list[bytes] = []
-        is_stored = _STORED.match(request.scope["path"]) is not None
-        is_stored |= "last-event-id" in request.headers
+        path = request.scope["path"]
+        stored_id = request.headers.get("last-event-id")
+        if found := _STORED.match(path):
+            stored_id = found[1]
         if isinstance(body, bytes) and body:
             read = partial(_read, body, _salt(request), self._parser)
             pieces, follows = await self._parser.run(len(body), read)
-            is_stored |= follows
+            stored_id = follows or stored_id
+        holders = self._holders(path, stored_id)
         passage = Passage(request, send, self._pool, self._metrics, self._rules)
-        await passage.run(body, pieces, is_stored=is_stored)
+        without = set() if holders is None else self._pool.names - holders
+        is_stored = stored_id is not None and holders is None
+        await passage.run(body, pieces, without, is_stored=is_stored)
+
+    def _holders(self, path: str, stored_id: str | None) -> set[str] | None:
+        """Who alone may have what the id names, or keep an upload; None: any. Raises NoReplica."""
+        stores = self._pool.stores
+        if path in _LISTS and stored_id is None:
+            holders = set().union(*stores.values()) if stores else None
+        else:
+            named = _ID.fullmatch(stored_id or "")
+            holders = None if named is None else stores.get(named[1])
+        if holders is not None and not holders:
+            raise NoReplica(f"the replica is away that has `{stored_id or path}`")
+        return holders
 
     async def _body(self, request: Request) -> bytes | StreamedBody:
         """The request's body: JSON whole, so that it can be sent again. Raises HttpError."""
@@ -169,6 +222,10 @@ class ReplicaFront(FrontApplication):
         return StreamedBody(int(length), self._bodies.chunks(request, _MAX_UPLOAD_LEN))
 
 
+def _of_client(request: Request) -> Headers:
+    return [each for each in request.scope["headers"] if each[0] in _OF_CLIENT]
+
+
 def _salt(request: Request) -> bytes:
     """The client's key: replicas share no prefix between keys."""
     headers = request.headers
@@ -176,18 +233,19 @@ def _salt(request: Request) -> bytes:
     return key.encode("latin-1")
 
 
-def _read(body: bytes, salt: bytes, parser: ParserThread) -> tuple[list[bytes], bool]:
-    """A prompt's pieces, and whether it goes on from a response that one replica has.
+def _read(body: bytes, salt: bytes, parser: ParserThread) -> tuple[list[bytes], str | None]:
+    """A prompt's pieces, and the id of what one replica has from which it goes on.
 
     What is no JSON object has none; a replica refuses it.
     """
     try:
         fields = parse_json(body, parser.bounds)
     except HttpError:
-        return [], False
+        return [], None
     if not isinstance(fields, dict):
-        return [], False
-    return prompt_pieces(fields, salt), fields.get("previous_response_id") is not None
+        return [], None
+    stored_id = fields.get("previous_response_id") or fields.get("input_file_id")
+    return prompt_pieces(fields, salt), None if stored_id is None else str(stored_id)
 
 
 class Passage:
@@ -215,11 +273,16 @@ class Passage:
         self._stream = TaggedStream()
 
     async def run(
-        self, body: bytes | StreamedBody, pieces: list[bytes], *, is_stored: bool
+        self,
+        body: bytes | StreamedBody,
+        pieces: list[bytes],
+        without: set[str],
+        *,
+        is_stored: bool,
     ) -> None:
-        """Raises HttpError where no answer has begun."""
+        """At a replica that is none of `without`. Raises HttpError where no answer has begun."""
         try:
-            await self._run(body, pieces, is_stored=is_stored)
+            await self._run(body, pieces, without, is_stored=is_stored)
         except FleetError as error:
             if not self._has_begun:
                 raise
@@ -228,9 +291,13 @@ class Passage:
                 await end_with_error(self._request, self._last, error, self._send)
 
     async def _run(
-        self, body: bytes | StreamedBody, pieces: list[bytes], *, is_stored: bool
+        self,
+        body: bytes | StreamedBody,
+        pieces: list[bytes],
+        without: set[str],
+        *,
+        is_stored: bool,
     ) -> None:
-        without: set[str] = set()
         refusal: tuple[UpstreamResponse, bytes] | None = None
         for _ in range(_MAX_TRIES):
             try:

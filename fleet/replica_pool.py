@@ -60,6 +60,8 @@ class ReplicaPool:
         self._addresses: dict[str, Address] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._uses: set[Use] = set()
+        # By replica: the name of its file of batches, also while it is away, or at another address.
+        self._stores: dict[str, str] = {}
         # Set, and made anew, at each change that a request may wait for.
         self._change = asyncio.Event()
         self.is_draining = False
@@ -73,6 +75,20 @@ class ReplicaPool:
     def are_all_ready(self) -> bool:
         """Whether no replica is away that may have what others have not."""
         return len(self._replicas.ready) == len(self._addresses)
+
+    @property
+    def names(self) -> set[str]:
+        """All that there are."""
+        return set(self._addresses)
+
+    @property
+    def stores(self) -> dict[str, set[str]]:
+        """Who has each store of batches and is ready; several may share one."""
+        ready = self.ready
+        return {
+            store: {name for name, has in self._stores.items() if has == store and name in ready}
+            for store in sorted(set(self._stores.values()))
+        }
 
     def replace(self, addresses: Mapping[str, Address]) -> None:
         """These are there from now on, under names by which all fronts know them.
@@ -143,8 +159,11 @@ class ReplicaPool:
     async def _check(self, name: str, address: Address) -> None:
         num_silent = 0
         while True:
-            status, _ = await get(address, "/health/ready", _HEADERS, self._rules.timeout_s)
+            got = await get(address, "/health/ready", _HEADERS, self._rules.timeout_s)
+            status = got.status
             if status == 200:
+                if store := got.headers.get(b"x-tandem-store"):
+                    self._stores[name] = store.decode()
                 self._admit(name)
             else:
                 self._eject(name, f"/health/ready is {status}" if status else "it does not answer")

@@ -11,10 +11,12 @@ cancelled; if the server dies, an event stream ends with an error in the client'
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import httptools
 from starlette.requests import Request
@@ -191,15 +193,22 @@ async def send_request(
     return response
 
 
-async def get(address: Address, path: str, headers: Headers, timeout_s: float) -> tuple[int, bytes]:
-    """Status and body of a server's answer; 0 and a reason where there is none in time."""
+class Got(NamedTuple):
+    """A server's answer. Where there is none in time the status is 0, and the body says why."""
+
+    status: int
+    body: bytes
+    headers: Mapping[bytes, bytes] = MappingProxyType({})
+
+
+async def get(address: Address, path: str, headers: Headers, timeout_s: float) -> Got:
     try:
         async with asyncio.timeout(timeout_s):
             response = await send_request(address, "GET", path.encode(), headers)
             with contextlib.closing(response):
-                return response.status, await response.read()
+                return Got(response.status, await response.read(), dict(response.headers))
     except (FleetError, ResponseCut, TimeoutError) as error:
-        return 0, str(error).encode()
+        return Got(0, str(error).encode())
 
 
 async def _write(writer: asyncio.StreamWriter, body: bytes | StreamedBody) -> None:

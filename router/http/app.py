@@ -281,7 +281,15 @@ def _api_routes(
         MessageRoutes(service),
         batches,
         ConstraintRoutes(services.judges, bodies, info.limits),
-        OperationsRoutes(infer, services.metrics, info, service.models, template, services.errors),
+        OperationsRoutes(
+            infer,
+            services.metrics,
+            info,
+            service.models,
+            template,
+            services.errors,
+            batches.store_name,
+        ),
         loading,
     )
     return [route for group in groups for route in group.routes()]

@@ -205,13 +205,16 @@ class OperationsRoutes:
         models: ServedModels,
         template: ChatTemplate,
         errors: InternalErrors,
+        store_name: str | None = None,
     ) -> None:
+        """`store_name`: of the files and batches that are kept here, for a front."""
         self._models = models
         self._template = template
         self._infer = infer
         self._errors = errors
         self._metrics = metrics
         self._info = info
+        self._of_ready = {} if store_name is None else {"x-tandem-store": store_name}
 
     def routes(self) -> list[ApiRoute]:
         docs = partial(RouteDocs, tag=Tag.OPERATIONS)
@@ -250,7 +253,7 @@ class OperationsRoutes:
             raise _unhealthy("unhealthy")
         if self._errors.are_many:
             raise _unhealthy("one request after the other fails by a bug; the log has more")
-        return Response()
+        return Response(headers=self._of_ready)
 
     async def root(self, request: Request) -> Response:
         """As /health, or for browsers, which accept HTML, a page to talk with the model."""

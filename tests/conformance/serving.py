@@ -89,6 +89,21 @@ def fleeted(*flags: str) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
+def fronted(*servers: Served) -> Iterator[Served]:
+    """`launcher serve --replica URL ...`, once all are ready."""
+    port = free_port()
+    words = ["-m", "launcher", "serve", "--port", str(port)]
+    words += [word for server in servers for word in ("--replica", server.url)]
+    with _process(*words) as (process, said):
+        served = Served(f"http://127.0.0.1:{port}", servers[0].model)
+        _wait_until_ready(served, process, said)
+        wanted = f"tandem_fleet_ready_replicas {len(servers)}.0"
+        while wanted not in get(f"{served.url}/metrics").decode():
+            time.sleep(0.05)
+        yield served
+
+
+@contextlib.contextmanager
 def _launched(model_id: str, name: str, *flags: str) -> Iterator[Served]:
     port = free_port()
     words = ("-m", "launcher", "serve", model_id)

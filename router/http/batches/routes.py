@@ -1,7 +1,7 @@
 """/v1/files and /v1/batches, as OpenAI's clients send them. A key sees its own alone."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -60,6 +60,11 @@ class BatchRoutes:
         self._runner = runner
         self._bodies = bodies
         self._reader = reader
+
+    @property
+    def store_name(self) -> str | None:
+        """That of the file that keeps them, with which their ids begin; None: there are none."""
+        return None if self._runner is None else self._runner.store.name
 
     def routes(self) -> list[ApiRoute]:
         docs = partial(RouteDocs, tag=Tag.OPENAI, failures=_FAILURES, answer=_OBJECT)
@@ -127,9 +132,7 @@ class BatchRoutes:
             raise wrong("limit", f"must be a whole number from 1 to {_MAX_LIMIT}", limit)
         found = await store.ask(store.page, _owner(request), kind, after, int(limit) + 1)
         data = found[: int(limit)]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
-        has_more = len(found) > len(data)
-        return json_response({"object": "list", "data": data, **ends, "has_more": has_more})
+        return json_response(list_page(data, has_more=len(found) > len(data)))
 
     async def look(self, request: Request) -> Response:
         """What is known of it: how large a file is; how far a batch is, and its answers' files."""
@@ -189,6 +192,12 @@ class BatchRoutes:
         if found is None or found["object"] != _kind(request):
             raise HttpError(404, "not_found", f"there is no `{wanted_id[:100]}`")
         return found
+
+
+def list_page(data: Sequence[Document], *, has_more: bool) -> Document:
+    """A page of a list as OpenAI has it."""
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return {"object": "list", "data": data, **ends, "has_more": has_more}
 
 
 async def _content(store: BatchStore, file_id: str) -> AsyncIterator[bytes]:

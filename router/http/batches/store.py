@@ -45,6 +45,8 @@ CREATE TABLE IF NOT EXISTS pieces (
 CREATE TABLE IF NOT EXISTS lines (
     batch TEXT REFERENCES objects(id) ON DELETE CASCADE, number INTEGER, custom_id TEXT,
     body BLOB, PRIMARY KEY (batch, number));
+CREATE TABLE IF NOT EXISTS names (name TEXT);
+INSERT INTO names SELECT lower(hex(randomblob(4))) WHERE NOT EXISTS (SELECT * FROM names);
 """
 # Files are seen once they are whole.
 _SEEN = "FROM objects WHERE owner = ? AND (ended OR kind = 'batch')"
@@ -69,7 +71,8 @@ class BatchStore:
     """Owner of the database in one file. `ask` calls its methods, in the store's own thread.
 
     Files and open batches of an owner, the digest of its key, have `max_bytes` together; what has
-    ended is kept for `retention_s`.
+    ended is kept for `retention_s`. Its ids begin with its `name`, so that a front of several knows
+    whom to ask.
     """
 
     def __init__(self, path: Path, max_bytes: int, retention_s: float) -> None:
@@ -83,6 +86,7 @@ class BatchStore:
             self._lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.executescript(_SCHEMA)
+            (self.name,) = self._db.execute("SELECT name FROM names").fetchone()
         except (OSError, sqlite3.Error) as error:
             raise StartupFailed(f"--batch-file {str(path)!r}: {error}") from error
 
@@ -106,7 +110,7 @@ class BatchStore:
 
     def add_file(self, owner: bytes, name: str) -> str:
         """A file that is to be written."""
-        file_id = f"file-{uuid.uuid4().hex}"
+        file_id = f"file-{self.name}-{uuid.uuid4().hex}"
         self._add(owner, file_id, "file", 0, filename=name, purpose="batch")
         return file_id
 
@@ -154,7 +158,7 @@ class BatchStore:
         fields |= {"input_file_id": file_id, "status": "validating"}
         fields |= {"request_counts": {"total": 0, "completed": 0, "failed": 0}}
         fields |= {"expires_at": int(time.time()) + window_s}
-        batch_id = f"batch_{uuid.uuid4().hex}"
+        batch_id = f"batch_{self.name}-{uuid.uuid4().hex}"
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for is_good in (True, False):

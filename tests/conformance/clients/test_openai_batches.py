@@ -1,4 +1,5 @@
-"""openai's files and batches, from the upload to the answers, on a router over a fake shard."""
+"""openai's files and batches, from the upload to the answers: on a router over a fake shard, and
+behind the front of two that have each its own."""
 
 import json
 import time
@@ -9,14 +10,21 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.conformance.serving import Fake, faked
+from tests.conformance.serving import Fake, Served, faked, fronted
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    path = tmp_path_factory.mktemp("batches") / "batches.db"
-    with faked("--batch-file", str(path)) as fake:
-        yield openai.OpenAI(base_url=fake.openai_url, api_key="any", max_retries=0)
+@pytest.fixture(scope="module", params=["router", "front"])
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
+    folder = tmp_path_factory.mktemp("batches")
+    with (
+        faked("--batch-file", str(folder / "one.db")) as one,
+        faked("--batch-file", str(folder / "other.db")) as other,
+        fronted(one, other) as front,
+    ):
+        server: Served = one if request.param == "router" else front
+        yield openai.OpenAI(base_url=server.openai_url, api_key="any", max_retries=0)
 
 
 def request_line(number: int, **body: object) -> dict[str, object]:
