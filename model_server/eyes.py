@@ -9,6 +9,7 @@ else is not served with images: see `Facts.unserved`.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -91,13 +92,23 @@ def decoder_of(module: Any) -> nn.Module:
     return module.get_submodule(name.rpartition(".")[0])
 
 
+def beside(model: HfModel) -> HfModel:
+    """The same weights in modules that steps do not call, without layers for text."""
+    module = model.module
+    shared = {id(each): each for each in (*module.parameters(), *module.buffers())}
+    for part in decoder_of(module).modules():
+        if isinstance(part, nn.ModuleList):
+            shared[id(part)] = nn.ModuleList()
+    return HfModel(deepcopy(module, shared), model.left_out)
+
+
 class Eyes:
-    """The parts of a model that see. Two threads may look at a time, if it is taken apart.
+    """The parts of a model that see. Two threads may look at a time, if they are apart.
 
     model:          all of it
     image_token_id: the token of a span in whose place a row goes
     row_scale:      of rows, where an executor's embeddings are larger than the class's own
-    is_taken_apart: the weights of its decoder are elsewhere, so that steps do not call the model
+    is_apart:       steps do not call the model
 
     Raises Blind for a model that is all decoder.
     """
@@ -108,10 +119,10 @@ class Eyes:
         image_token_id: int,
         *,
         row_scale: float = 1.0,
-        is_taken_apart: bool = False,
+        is_apart: bool = False,
     ) -> None:
         self.image_token_id = image_token_id
-        self.is_taken_apart = is_taken_apart
+        self.is_apart = is_apart
         module = model.module
         self._model = model
         self._decoder = decoder_of(module)
@@ -122,7 +133,7 @@ class Eyes:
             raise Blind("nothing in it sees")
         self._dtype = tower.dtype
         self._device = tower.device
-        if is_taken_apart:
+        if is_apart:
             embedding = module.get_input_embeddings()
             width = module.config.get_text_config().hidden_size
             blank = torch.zeros(1, 1, width, dtype=embedding.weight.dtype, device=self._device)

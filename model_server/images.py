@@ -51,7 +51,7 @@ class Gallery:
 
         Raises as `sight`.
         """
-        if self._eyes.is_taken_apart:
+        if self._eyes.is_apart:
             self.sight(image, span_ids)
 
     def sight(self, image: Image, span_ids: Sequence[int]) -> Sight:

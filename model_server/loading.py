@@ -261,7 +261,7 @@ def _load_dense(
         )
         widen(model.module, recipe.wide_names(), settings.folder)
         if world.world_size > 1:
-            seeing.begin(model, recipe, proves=False)
+            seeing.begin(model, recipe, is_divided=True)
             executor = load_unproven(model, recipe, build)
             seeing.end(executor, settings.device)
         else:
@@ -428,7 +428,7 @@ def _load_zoo(
     dtype = checked.dtype
     device = settings.device
     model = _read_weights(settings, checked, dtype, device, checked.num_shards, sees=seeing.may_see)
-    seeing.begin(model)
+    seeing.begin(model, is_divided=checked.num_shards > 1)
     expected = gate.expected_logits(model, device)
     memory = gate.learn_memory(model, device)
     plans = gate.probe_layers(model, memory, ReferenceAttention(), dtype, device, expected)

@@ -27,7 +27,7 @@ from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.evidence import ImageEvidence, KeptEvidence
 from model_server.executor.executor import Executor, ModelSight
-from model_server.eyes import Blind, Eyes, Facts
+from model_server.eyes import Blind, Eyes, Facts, beside
 from model_server.images import Gallery, SequenceImages, tensors_of
 from model_server.recipe.dense_torch import each_once
 from model_server.recipe.proof import MAX_ERRORS, relative_error
@@ -51,17 +51,18 @@ _KINDS = "token_type_ids"
 class _Proof(NamedTuple):
     """A prompt with an image, and what transformers makes of it.
 
-    expected:  logits [num_tokens, vocab_size] in the dtype of the weights; None: not known
-    axes:      of each table of a recipe, by which of three positions each angle turns
-    row_scale: see Eyes
+    eyes_model: what looks at images for the model; see Eyes for is_apart and row_scale
+    expected:   logits [num_tokens, vocab_size] in the dtype of the weights; None: not known
+    axes:       of each table of a recipe, by which of three positions each angle turns
     """
 
     model: HfModel
+    eyes_model: HfModel
+    is_apart: bool
     facts: Facts
     token_ids: Tensor
     image: Image
     expected: Tensor | None
-    is_taken_apart: bool
     axes: Sequence[npt.NDArray[np.int64]]
     row_scale: float
 
@@ -115,16 +116,18 @@ class Seeing:
         except Blind as reason:
             self.be_blind(str(reason))
 
-    def begin(self, model: HfModel, recipe: Recipe | None = None, *, proves: bool = True) -> None:
+    def begin(
+        self, model: HfModel, recipe: Recipe | None = None, *, is_divided: bool = False
+    ) -> None:
         """The model has its weights, which are to be packed by a recipe, if there is one.
 
-        proves: its class computes of the image
+        is_divided: this rank will have a part of them, or has
         """
         if not self.may_see or self._noise is None or self._image_token_id is None:
             return
         try:
-            proof = _proof(model, self._image_token_id, self._noise, recipe)
-            if proves:
+            proof = _proof(model, self._image_token_id, self._noise, recipe, is_divided=is_divided)
+            if recipe is None or not is_divided:
                 proof = proof._replace(expected=_expected(model, proof, self._native))
         except Blind as reason:
             self.be_blind(str(reason))
@@ -147,14 +150,14 @@ class Seeing:
         if proof is None or self._image_token_id is None:
             return
         try:
-            if proof.is_taken_apart:
+            if proof.is_apart:
                 # What was packed is elsewhere.
-                proof.model.module.to(device)
+                proof.eyes_model.module.to(device)
             eyes = Eyes(
-                proof.model,
+                proof.eyes_model,
                 self._image_token_id,
                 row_scale=proof.row_scale,
-                is_taken_apart=proof.is_taken_apart,
+                is_apart=proof.is_apart,
             )
             if isinstance(executor, DenseCpu | DenseCuda):
                 executor.turn_by(proof.axes)
@@ -201,6 +204,8 @@ def _proof(
     image_token_id: int,
     noise: ProcessedImage,
     recipe: Recipe | None,
+    *,
+    is_divided: bool,
 ) -> _Proof:
     """Without the logits. Raises Blind for a model that does not see."""
     if image_token_id not in noise.span_ids:
@@ -212,8 +217,11 @@ def _proof(
     behind = torch.tensor([next(text) for _ in range(_NUM_BEHIND)])
     device = next(model.module.parameters()).device
     token_ids = torch.cat((before, span_ids, behind)).to(device)
+    # Where ranks compute one class together, none of them may call it alone.
+    is_apart = recipe is not None or not is_divided
+    eyes_model = beside(model) if recipe is None and is_apart else model
     try:
-        facts = Eyes(model, image_token_id).facts(span_ids, tensors_of(image))
+        facts = Eyes(eyes_model, image_token_id).facts(span_ids, tensors_of(image))
     except ImageRefused as error:
         raise _not_taken(error) from error
     if facts.unserved:
@@ -227,7 +235,7 @@ def _proof(
                 _axes(model.module.get_submodule(each.module), each.arguments, each.layout, device)
                 for each in recipe.rotary
             ]
-    return _Proof(model, facts, token_ids, image, None, recipe is not None, axes, row_scale)
+    return _Proof(model, eyes_model, is_apart, facts, token_ids, image, None, axes, row_scale)
 
 
 def _expected(model: HfModel, proof: _Proof, native: Tensor | None) -> Tensor:
