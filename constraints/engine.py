@@ -38,7 +38,7 @@ from constraints.errors import (
 )
 from constraints.guiding.alphabet import alphabet_of, as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
-from constraints.guiding.search import MAX_BEFORE, MAX_STEPS, dive, shortest_completion
+from constraints.guiding.search import MAX_BEFORE, MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
 from constraints.spec import Kind, Translation
 from constraints.vocabulary import MARK_BYTE, Vocabulary, kept_with_vocabulary
@@ -392,7 +392,7 @@ def is_json(language: Language) -> bool:
 class GrammarMatcher:
     """The state of one output in a grammar. See `constraints.matcher.Matcher`."""
 
-    _max_dive_steps = MAX_STEPS
+    _max_tries = MAX_TRIES
 
     def __init__(self, language: GrammarLanguage, original: Original, inner: LLMatcher) -> None:
         self._language = language
@@ -502,9 +502,7 @@ class GrammarMatcher:
             before = text_of(tuple(self._made), language.vocabulary)
             try:
                 hints = language.hints.all()
-                found = dive(
-                    self, language.vocabulary, max_len, hints, before, self._max_dive_steps
-                )
+                found = dive(self, language.vocabulary, max_len, hints, before, self._max_tries)
             except EngineFailed as error:
                 found = None
                 failure = error

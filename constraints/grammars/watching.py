@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -136,6 +137,13 @@ class Position:
         reading = _Reading(self, more, judges=judges)
         return reading.end() if reading.run() else None
 
+    def legal_part(self, more: bytes) -> "tuple[int, Position | None]":
+        """How many of the bytes may follow, and the place behind them if all may."""
+        reading = _Reading(self, more, judges=True)
+        if reading.run():
+            return len(more), reading.end()
+        return reading.num_legal, None
+
     @property
     def may_end(self) -> bool:
         """Whether a text that is JSON may end here: a number has no last byte."""
@@ -241,6 +249,7 @@ class _Reading:
         self._mode = place.mode
         self._start = place.start
         self._num_watched = place.num_watched
+        self.num_legal = 0
 
     def end(self) -> Position:
         return Position(
@@ -248,10 +257,14 @@ class _Reading:
         )
 
     def run(self) -> bool:
-        """Read to the end; False: a watch forbids it."""
+        """Read to the end; False: a watch forbids it, behind `num_legal` bytes."""
         steps = _STEPS
+        start = self._at
         while self._at < len(self._text):
-            if not steps[self._mode](self):
+            mode = self._mode
+            if not steps[mode](self):
+                # The byte behind a number ends it, and is not read yet.
+                self.num_legal = self._at - start - (mode is not Mode.NUMBER)
                 return False
         return True
 
@@ -506,7 +519,7 @@ _MAX_ENDS = 32
 # Searches under a judge have the limits of one behind so many failures; dives have these, and some
 # for each leaf of the schema.
 _JUDGED_FAILED = 8
-_JUDGED_STEPS = 16
+_JUDGED_TRIES = 64
 _IN_STRING = (Mode.STRING, Mode.IN_KEY)
 _SPACE = b" \t\r\n"
 
@@ -755,16 +768,20 @@ class WatchedMatcher(GrammarMatcher):
         if self._position.watches.checked_at_close and self._made:
             # Many a token leads to where the judge agrees to nothing that a search tries.
             num_failed = max(num_failed, _JUDGED_FAILED)
-            self._max_dive_steps = _JUDGED_STEPS + 4 * len(self._language.hints.all())
+            self._max_tries = _JUDGED_TRIES + 16 * len(self._language.hints.all())
         return super().shortest(max_len, tails, num_failed)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted in sequence."""
         num_legal = super().num_legal(token_ids)
-        if self._behind(token_ids[:num_legal]) is not None:
-            return num_legal
-        sizes = range(1, num_legal + 1)
-        return bisect(sizes, False, key=lambda size: self._behind(token_ids[:size]) is None)
+        if num_legal == 0:
+            return 0
+        tokens = [self._tokens[each] for each in token_ids[:num_legal]]
+        legal_len, after = self._position.legal_part(b"".join(tokens))
+        if after is None:
+            return bisect(list(accumulate(map(len, tokens))), legal_len)
+        is_end = token_ids[num_legal - 1] in self._end_ids
+        return num_legal - int(is_end and not after.may_end)
 
     def _behind(self, token_ids: Sequence[int]) -> Position | None:
         tokens = self._tokens

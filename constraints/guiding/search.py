@@ -43,8 +43,9 @@ from constraints.guiding.completion import KnownCompletion, TimeLimit, completes
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
-MAX_STEPS = 400
-# Of the hints that a dive tries, all together.
+# The most texts that a dive tries, and what it takes without a choice; some 20 us each.
+MAX_TRIES = 3_000
+# Of the texts that it tries, all together.
 _MAX_TRIED_LEN = 100_000
 _JSON_CLOSERS = (b"}", b"]")
 _SIMPLE = (b"0", b"null", b"true", b'""', b"[]", b"{}")
@@ -56,6 +57,7 @@ _LIKED = tuple(bytes((byte,)) for byte in b'",:1234567890{[-aA.@/ ')
 _MAX_PLAIN_DEPTH = 6
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _QUOTED = re.compile(rb'"[^"]*"')
+_NO_BRACKETS = re.compile(rb"[^\[\]{}]+")
 _BARE = re.compile(rb"[^\s:,\[\]{}]*\Z")
 
 
@@ -65,16 +67,15 @@ def dive(
     max_len: int,
     hints: Sequence[bytes],
     before: bytes = b"",
-    max_steps: int = MAX_STEPS,
+    max_tries: int = MAX_TRIES,
 ) -> KnownCompletion | None:
     """Tokens that complete the text, at most `max_len`; None: none found this way.
 
-    before:    the text so far
-    max_steps: some 0.15 ms each
+    before: the text so far
     Raises EngineFailed where the engine cannot follow it.
     """
     try:
-        made = _Dive(matcher.fork(), vocabulary, hints).to_the_end(before, max_steps)
+        made = _Dive(matcher.fork(), vocabulary, hints, max_tries).to_the_end(before)
     except IllegalToken:
         return None
     if made is None:
@@ -88,16 +89,23 @@ def dive(
 class _Dive:
     """One dive; takes the matcher along."""
 
-    def __init__(self, matcher: Matcher, vocabulary: Vocabulary, hints: Sequence[bytes]) -> None:
+    def __init__(
+        self, matcher: Matcher, vocabulary: Vocabulary, hints: Sequence[bytes], max_tries: int
+    ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._hints = hints
+        self._num_left = max_tries
+        self._next_hint = 0
         self._tried_len = 0
+        # The same few texts are tried at every step.
+        self._spelled: dict[bytes, KnownCompletion | None] = {}
 
-    def to_the_end(self, text: bytes, max_steps: int) -> KnownCompletion | None:
+    def to_the_end(self, text: bytes) -> KnownCompletion | None:
         """Tokens that complete `text`."""
         made: list[int] = []
-        for _ in range(max_steps):
+        while self._num_left > 0:
+            self._num_left -= 1
             if self._matcher.is_complete:
                 return tuple(made)
             taken = self._other_item(text) or self._forced() or self._chosen(text)
@@ -120,30 +128,43 @@ class _Dive:
 
     def _chosen(self, text: bytes) -> KnownCompletion:
         """What comes next behind a text, where nothing is forced."""
-        begun, depth = _end_of(text)
+        begun, depth, is_key = _end_of(text)
         closers: Sequence[bytes] = _JSON_CLOSERS
         if begun:
             closers = (b'"',) if begun.startswith(b'"') else (*_JSON_CLOSERS, b",")
-        hints_turn = max(0, depth - _MAX_PLAIN_DEPTH) % (len(self._hints) or 1)
-        hints = (*self._hints[hints_turn:], *self._hints[:hints_turn])
         # The same byte again and again may never come to an end: 1, 11, 111 are all odd.
         turn = max(0, len(begun) - 1) % len(_LIKED)
         return (
             self._first_legal(closers)
-            or self._first_legal(() if begun else _SIMPLE)
-            or self._first_legal(hint[len(begun) :] for hint in hints if hint.startswith(begun))
+            or self._first_legal(() if begun or is_key else _SIMPLE)
+            or self._hint(begun, max(0, depth - _MAX_PLAIN_DEPTH))
+            or self._first_legal((b"-",) if begun.endswith((b"e", b"E")) else ())
             or self._first_legal((*_LIKED[turn:], *_LIKED[:turn]))
             or self._any_legal()
         )
 
+    def _hint(self, begun: bytes, turn: int) -> KnownCompletion:
+        """The rest of a hint: keys come in the order of hints, so first of one behind the last."""
+        for index in range(len(self._hints)):
+            place = (self._next_hint + turn + index) % len(self._hints)
+            hint = self._hints[place]
+            found = self._first_legal((hint[len(begun) :],) if hint.startswith(begun) else ())
+            if found:
+                self._next_hint = place + 1
+                return found
+        return ()
+
     def _first_legal(self, texts: Iterable[bytes]) -> KnownCompletion:
         for text in texts:
+            self._num_left -= 1
             self._tried_len += len(text)
-            if self._tried_len > _MAX_TRIED_LEN:
+            if self._num_left < 0 or self._tried_len > _MAX_TRIED_LEN:
                 return ()
-            tokens = spelled(text, self._vocabulary)
+            if text not in self._spelled:
+                self._spelled[text] = spelled(text, self._vocabulary)
+            tokens = self._spelled[text]
             if tokens and self._matcher.num_legal(tokens) == len(tokens):
-                return tuple(tokens)
+                return tokens
         return ()
 
     def _any_legal(self) -> KnownCompletion:
@@ -155,18 +176,21 @@ class _Dive:
         return tuple((singles or allowed_ids(row).tolist())[:1])
 
 
-def _end_of(text: bytes) -> tuple[bytes, int]:
-    """The string or other scalar that has begun at the end of a JSON text, and how many objects and
-    arrays are open."""
+def _end_of(text: bytes) -> tuple[bytes, int, bool]:
+    """The string or other scalar that has begun at the end of a JSON text, how many objects and
+    arrays are open, and whether a key comes next."""
     plain = _ESCAPED.sub(b"__", text)
     is_quoted = plain.count(b'"') % 2 == 1
     start = plain.rfind(b'"') if is_quoted else len(plain)
     outside = _QUOTED.sub(b"", plain[:start])
-    depth = sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
+    brackets = _NO_BRACKETS.sub(b"", outside)
+    while (fewer := brackets.replace(b"{}", b"").replace(b"[]", b"")) != brackets:
+        brackets = fewer
+    is_key = brackets.endswith(b"{") and outside.rstrip(_SPACE).endswith((b"{", b","))
     if not is_quoted and not plain.endswith(b'"'):
         found = _BARE.search(plain)
         start = start if found is None else found.start()
-    return text[start:], depth
+    return text[start:], len(brackets), is_key
 
 
 # The most tokens of several bytes that are tried where single bytes are not enough.
@@ -175,6 +199,8 @@ MAX_LONGER = 16
 _BEFORE_ZEROS = re.compile(rb"[-.]0*\Z")
 _MAX_ZEROS = 24
 _CLOSER_OF = {b"{": b"}", b"[": b"]"}
+# Behind one of these the order of what may follow is another one.
+_SUGGESTING = frozenset((*_CLOSER_OF, b"-", b".", *(b"%d" % digit for digit in range(10))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +242,8 @@ def _in_order(path: KnownCompletion, ids: list[int], vocabulary: Vocabulary) -> 
     A number ends before it gets longer, a one comes before zeros, what has just begun is closed.
     """
     last = text_of(path[-_MAX_ZEROS:], vocabulary)
+    if last[-1:] not in _SUGGESTING:
+        return ids
     places = {vocabulary.tokens[token_id]: place for place, token_id in enumerate(ids)}
     zero, one, comma = (places.get(byte) for byte in (b"0", b"1", b","))
     end = places.get(_CLOSER_OF.get(last[-1:], b""))
@@ -397,7 +425,7 @@ MAX_TIME_S = 0.25
 # The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard
 # lets an output compute for each token.
 MIN_TIME_S = 0.002
-MIN_NODES = 16
+MIN_NODES = 8
 # Nodes of one depth with the same mask are probably the same: at most so many are expanded.
 MAX_TWINS = 3
 MAX_TAILS = 40
@@ -648,6 +676,8 @@ def shortest_completion(
             found = _respelled(path, search_vocabulary, matcher, vocabulary)
             if found is not None and len(found) <= max_len:
                 return found
+        if search.is_exhausted or num_left <= 0:
+            break
     return (
         _long_completion(search, search_vocabulary, matcher, vocabulary, max_len)
         if is_patient

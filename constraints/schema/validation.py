@@ -325,7 +325,7 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
     validators = [
         with_patterns(exact(kind))(
             _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
-        )
+        ).evolve(schema=part)
         for kind in kinds
     ]
 
@@ -334,7 +334,7 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
         for validator in validators:
             with suppress(*_WRONG_VALUES):
                 try:
-                    return bool(validator.evolve(schema=part).is_valid(value))
+                    return bool(validator.is_valid(value))
                 except (*_UNFOLLOWABLE, ConstraintError):
                     return True
         return False

@@ -103,7 +103,7 @@ class Judge:
         # Many schemas that name no draft have a list of `items`, as up to 2019-09.
         default = next((each for each in kinds if _is_schema(each, said)), kinds[0])
         kind = jsonschema.validators.validator_for(said, default=default)
-        self._validator = kind(said, format_checker=self._FORMATS)
+        self._validator = _with_decimals(kind)(said, format_checker=self._FORMATS)
 
     def is_instance(self, value: Any) -> bool:
         """Fractions of `value` are decimals."""
@@ -113,6 +113,20 @@ class Judge:
                 return bool(self._validator.is_valid(value))
         except RecursionError:
             return False  # a reference to itself: no instance ends
+
+
+def _with_decimals(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
+    """The validator of the same draft, to which decimals without fraction are whole numbers."""
+    types = kind.TYPE_CHECKER
+    if not types.is_type(1.0, "integer"):
+        return kind
+
+    def is_whole(_: Any, value: Any) -> bool:
+        is_decimal = isinstance(value, Decimal)
+        return value == value.to_integral_value() if is_decimal else types.is_type(value, "integer")
+
+    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
+    return extend(kind, type_checker=types.redefine("integer", is_whole))
 
 
 def _is_schema(kind: type[jsonschema.Validator], schema: Any) -> bool:

@@ -127,3 +127,16 @@ def test_under_a_judge_objects_of_many_keys_may_begin_and_end() -> None:
         assert state.check(token_id)
         state.advance(token_id)
     assert state.is_satisfied
+
+
+@pytest.mark.parametrize("begun", [b"6e", b"-12E", b"{", b"[7,\r"])
+def test_what_could_still_become_right_may_begin(begun: bytes) -> None:
+    vocabulary = demo_vocabulary()
+    schema = {"not": {"anyOf": [{"type": "integer"}, {"const": {}}, {"const": [7, 0]}]}}
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), lenient=True, closing_checks=True)
+    state = OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, Budget(30), takes_forced=False
+    )
+    for token_id in vocabulary.spell(begun):
+        assert state.check(token_id)
+        state.advance(token_id)
