@@ -9,13 +9,6 @@ have the bounds False and True: so `and` keeps its other parts, `or` becomes ope
 the bounds. Comparisons are translated by the kinds of their sides:
 
 side:  constant | hole, or a measure of it | uncounted parts | sum of a measure and numbers
-
-Comparisons of decimals are patterns:
-
-    numeral = -? digits (. digits)?      its value is exact: "0.10" is 0.1, "-0" is 0, "007" is 7
-
-Each matches exactly the numerals whose value has the relation to the bound, with any leading and
-trailing zeros.
 """
 
 import math
@@ -42,14 +35,6 @@ from client.query.conditions.evaluate import (
     uncounted_parts,
 )
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
-from client.query.conditions.letter_case import (
-    FOLDS,
-    MAX_LETTERS,
-    beginning_with,
-    containing,
-    ending_with,
-    one_of,
-)
 from client.query.conditions.operators import (
     PIECES,
     STOPS,
@@ -57,6 +42,13 @@ from client.query.conditions.operators import (
     operator_of,
     strings,
     text_term,
+)
+from client.query.conditions.patterns import (
+    FOLDS,
+    MAX_LETTERS,
+    folded,
+    numerals_among,
+    numerals_related,
 )
 from client.query.conditions.terms import (
     All,
@@ -188,121 +180,6 @@ def require_text(name: str, kind: HoleKind, place: Place) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Digits:
-    """An unsigned bound: digits before and behind the point, without needless zeros."""
-
-    whole: str
-    fraction: str
-
-
-def numerals_related(relation: str, bound: Decimal) -> str:
-    """The pattern of numerals with `value relation bound`.
-
-    relation: <, <=, ==, !=, >=, >
-    """
-    parts = {
-        "<": ("<",),
-        "<=": ("<", "=="),
-        "==": ("==",),
-        "!=": ("<", ">"),
-        ">=": (">", "=="),
-        ">": (">",),
-    }[relation]
-    return _any(piece for part in parts for piece in _signed(part, bound))
-
-
-def numerals_among(bounds: Iterable[Decimal]) -> str:
-    """The pattern of numerals whose value is one of these."""
-    return _any(piece for bound in bounds for piece in _signed("==", bound))
-
-
-def _any(patterns: Iterable[str]) -> str:
-    """The alternation; a pattern that matches nothing if there are none."""
-    listed = "|".join(patterns)
-    return f"(?:{listed})" if listed else r"[^\s\S]"
-
-
-def _signed(relation: str, bound: Decimal) -> list[str]:
-    digits = _digits(bound)
-    anything = f"[0-9]+{_FRACTION}"
-    if relation == "==":
-        sign = "-?" if not bound else "-" if bound < 0 else ""
-        return [sign + piece for piece in _equal_to(digits)]
-    is_towards_zero = bound > 0 if relation == "<" else bound < 0
-    sign, other = ("", "-") if relation == ">" else ("-", "")
-    if is_towards_zero:
-        return [sign + anything, *(other + piece for piece in _less(digits))]
-    return [sign + piece for piece in _greater(digits)]
-
-
-_FRACTION = r"(?:\.[0-9]+)?"
-
-
-def _digits(bound: Decimal) -> _Digits:
-    whole, _, fraction = format(abs(bound), "f").partition(".")
-    return _Digits(whole.lstrip("0"), fraction.rstrip("0"))
-
-
-def _equal_to(bound: _Digits) -> list[str]:
-    whole = f"0*{bound.whole}" if bound.whole else "0+"
-    if bound.fraction:
-        return [rf"{whole}\.{bound.fraction}0*"]
-    return [whole + r"(?:\.0+)?"]
-
-
-def _less(bound: _Digits) -> list[str]:
-    """Unsigned numerals below a positive bound."""
-    pieces = []
-    if bound.whole:
-        shorter = len(bound.whole) - 1
-        pieces.append(f"0*[0-9]{{1,{shorter}}}" if shorter else "0+")
-        for index, digit in enumerate(bound.whole):
-            below = int(digit) - 1
-            if below >= (index == 0):
-                lowest = 1 if index == 0 else 0
-                after = len(bound.whole) - index - 1
-                pieces.append(f"0*{bound.whole[:index]}[{lowest}-{below}]{_any_digits(after)}")
-    pieces = [piece + _FRACTION for piece in pieces]
-    if bound.fraction:
-        whole = f"0*{bound.whole}" if bound.whole else "0+"
-        pieces.append(whole + _fraction_below(bound.fraction))
-    return pieces
-
-
-def _greater(bound: _Digits) -> list[str]:
-    """Unsigned numerals above a bound that is not negative."""
-    longer = len(bound.whole)
-    pieces = [f"0*[1-9][0-9]{{{longer},}}"]
-    for index, digit in enumerate(bound.whole):
-        if digit != "9":
-            after = _any_digits(longer - index - 1)
-            pieces.append(f"0*{bound.whole[:index]}[{int(digit) + 1}-9]{after}")
-    whole = f"0*{bound.whole}" if bound.whole else "0+"
-    return [*(piece + _FRACTION for piece in pieces), whole + _fraction_above(bound.fraction)]
-
-
-def _any_digits(count: int) -> str:
-    return f"[0-9]{{{count}}}" if count else ""
-
-
-def _fraction_below(fraction: str) -> str:
-    """What may follow the whole part: nothing, or a point and less than `fraction`."""
-    pieces = [fraction[:length] for length in range(1, len(fraction))]
-    for index, digit in enumerate(fraction):
-        if digit != "0":
-            pieces.append(f"{fraction[:index]}[0-{int(digit) - 1}][0-9]*")
-    return rf"(?:\.{_any(pieces)})?"
-
-
-def _fraction_above(fraction: str) -> str:
-    pieces = [f"{fraction}[0-9]*[1-9][0-9]*"]
-    for index, digit in enumerate(fraction):
-        if digit != "9":
-            pieces.append(f"{fraction[:index]}[{int(digit) + 1}-9][0-9]*")
-    return rf"\.{_any(pieces)}"
-
-
 FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
 # The server's language has numbers of at most 18 digits, more than any count needs.
 MAX_BOUND = 10**18 - 1
@@ -333,13 +210,13 @@ def decimal(relation: str, constant: object, place: Place) -> Expression:
         _require_number(bare(constant), "float(X)", place)
         number = exact_number(constant)
         if number.is_finite():
-            return Matches(numerals_related(relation, number))
+            return numerals_related(relation, number)
         return _beyond(relation, number, IsFloat())
     numbers = _numbers(bare(constant))
     if relation not in ("in", "not in") or numbers is None:
         what = "float(X) is a number, compared with numbers"
         raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
-    found = Matches(numerals_among(map(exact_number, numbers)))
+    found = numerals_among(map(exact_number, numbers))
     return found if relation == "in" else And((IsFloat(), opposite(found)))
 
 
@@ -367,7 +244,7 @@ def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
     if abs(whole) <= MAX_BOUND:
         return Compare(measure, Relation(relation), whole)
     if is_int:
-        return And((IsInt(), Matches(numerals_related(relation, Decimal(whole)))))
+        return And((IsInt(), numerals_related(relation, Decimal(whole))))
     return Constant(relation in ("<", "<=", "!="))
 
 
@@ -394,7 +271,7 @@ def _among(measure: Measure, numbers: range | list[object]) -> Expression:
     bounds = [exact_number(number) for number in numbers]
     if measure is Measure.INT and len(bounds) > 1:
         finite = (bound for bound in bounds if bound.is_finite())
-        return And((IsInt(), Matches(numerals_among(finite))))
+        return And((IsInt(), numerals_among(finite)))
     return any_of(_bounded(measure, "==", bound) for bound in bounds)
 
 
@@ -712,7 +589,7 @@ def _related(left: _Side, right: _Side, term: Compared, current: CurrentHole) ->
         case _Comparable("hole"), _:
             found = exactly(contained(current.kind, left.value, term.place))
         case _Folded(fold), str() as text:
-            found = exactly(containing(fold, text))
+            found = _of_case(folded(fold, (text,), before=True, behind=True))
         case _:
             return OPEN
     return found if relation == "in" else negated(found)
@@ -726,7 +603,7 @@ def _against(
         case _Comparable(where.Measure() as measure):
             return exactly(measured(measure, relation, constant, place))
         case _Folded(fold):
-            return exactly(_folded_comparison(fold, relation, bare(constant), place))
+            return _folded_comparison(fold, relation, bare(constant), place)
         case _Comparable("float"):
             return exactly(decimal(relation, constant, place))
         case _Comparable("type"):
@@ -736,22 +613,24 @@ def _against(
     return OPEN
 
 
-def _folded_comparison(
-    fold: str, relation: str, constant: object, place: Place
-) -> where.Expression | None:
+def _folded_comparison(fold: str, relation: str, constant: object, place: Place) -> Bounds:
+    texts: tuple[str, ...] | None = None
     if relation in ("==", "!=") and isinstance(constant, str):
-        found = one_of(fold, (constant,))
+        texts = (constant,)
     elif relation in ("in", "not in"):
         if isinstance(constant, Iterator):
             raise BadCondition("an iterator can be read only once; make it a list", place)
         # Too many texts for a mask, such as a dictionary, are checked afterwards.
         is_large = isinstance(constant, Sized) and len(constant) > MAX_LETTERS
         texts = None if is_large else strings(constant)
-        found = None if texts is None else one_of(fold, texts)
-    else:
-        return None
-    is_negated = relation in ("!=", "not in")
-    return opposite(found) if found is not None and is_negated else found
+    if texts is None:
+        return OPEN
+    found = _of_case(folded(fold, texts))
+    return negated(found) if relation in ("!=", "not in") else found
+
+
+def _of_case(found: tuple[Expression, Expression] | None) -> Bounds:
+    return OPEN if found is None else Bounds(*found)
 
 
 def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:
@@ -858,7 +737,7 @@ def _condition(term: Called, current: CurrentHole) -> Bounds:
         raise BadCondition(what, term.place)
     fold = fold_of(about, current)
     if fold is not None and is_known:
-        return exactly(_folded(fold, name, [bare(value) for value in known], term.place))
+        return _folded(fold, name, [bare(value) for value in known], term.place)
     if not is_about_hole:
         return OPEN
     require_text(name, current.kind, term.place)
@@ -868,11 +747,11 @@ def _condition(term: Called, current: CurrentHole) -> Bounds:
         return exactly(text_term(name, [bare(value) for value in known], term.place))
 
 
-def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> where.Expression | None:
-    """An operator on X.lower() or X.upper(); None: not expressible."""
+def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> Bounds:
+    """An operator on X.lower() or X.upper()."""
     match text_term(name, known, place):
         case where.StartsWith(phrases):
-            return beginning_with(fold, phrases)
+            return _of_case(folded(fold, phrases, behind=True))
         case where.EndsWith(phrases):
-            return ending_with(fold, phrases)
-    return None
+            return _of_case(folded(fold, phrases, before=True))
+    return OPEN

@@ -34,11 +34,11 @@ from client.query.conditions.bounds import (
     bounds,
     conjuncts_of,
     names_of,
-    numerals_among,
 )
 from client.query.conditions.evaluate import Values, evaluate
 from client.query.conditions.kinds import FLOAT, INT, HoleKind, hole_type
 from client.query.conditions.operators import rename_subject
+from client.query.conditions.patterns import numerals_among
 from client.query.conditions.terms import Opaque, Term, Value, written
 from client.query.errors import BadCondition, Place, ProgramFailed, Unsatisfiable
 from constraints.where import terms as where
@@ -130,8 +130,7 @@ def hole_request(
 def _anything_but(kind: HoleKind, texts: tuple[str, ...]) -> where.Expression:
     """Excludes the texts; for decimals their values: "0.5" and "0.50" are equal."""
     if kind.name == FLOAT.name:
-        values = sorted({Decimal(text) for text in texts})
-        return where.Not(where.Matches(numerals_among(values)))
+        return where.Not(numerals_among(sorted({Decimal(text) for text in texts})))
     return where.Not(where.OneOf(texts))
 
 
