@@ -165,7 +165,7 @@ async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer
     with TrimmedTracebacks():
         async with opened(options.get("model"), None, options.get("url")) as answering:
             call = replace(_generate_call(prompt, options), model=answering.name)
-            return await booked("generate", call, answering.model.generate(call))
+            return await booked(call, answering.model.generate(call))
 
 
 def generate_sync(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
@@ -187,7 +187,7 @@ async def score(
     with TrimmedTracebacks():
         async with opened(model, None, url) as answering:
             call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
-            scores = await booked("score", call, answering.model.score(call))
+            scores = await booked(call, answering.model.score(call))
             return Scoring(wanted, scores.values)
 
 

@@ -7,7 +7,6 @@ Synchronous calls each run an event loop of their own.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
@@ -16,9 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
-from client.calls import Answer, Model, Scores, Usage
+from client.calls import Model
 from client.config import read_config
-from client.errors import TandemError
 from client.lmtp.address import read_address
 from client.lmtp.connection import OnNotice
 from client.lmtp.model import LmtpModel, ignore_notice
@@ -29,11 +27,19 @@ from client.query.running.decoders import Decoding, clause_decoding, decoding
 from client.query.running.decoding import Choice, TraceEnd
 from client.query.running.execution import Job
 from client.query.running.request_sender import OnState, RequestSender, ended
-from client.query.running.results import CallerTrace, CallFile, Request, RequestLog, Result, total
+from client.query.running.results import (
+    AnswerT,
+    Call,
+    CallerTrace,
+    CallFile,
+    Recorder,
+    RequestLog,
+    RequestSubject,
+    Result,
+    total,
+)
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
-
-AnswerT = TypeVar("AnswerT", Answer, Scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,42 +61,13 @@ def surroundings() -> RunSurroundings | None:
     return _SURROUNDINGS.get()
 
 
-async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
+async def booked(call: Call, answering: Awaitable[AnswerT]) -> AnswerT:
     """The answer to a call without a program; recorded with the calling program, if any."""
     around = surroundings()
-    began_s = time.perf_counter()
     if around is None or around.caller_trace is None:
         return await answering
-    try:
-        answer = await answering
-    except TandemError as error:
-        _record(kind, began_s, call, error, around, around.caller_trace)
-        raise
-    _record(kind, began_s, call, answer, around, around.caller_trace)
-    return answer
-
-
-def _record(
-    kind: str,
-    began_s: float,
-    call: object,
-    answer: Answer | Scores | TandemError,
-    around: RunSurroundings,
-    caller_trace: CallerTrace,
-) -> None:
-    request = Request(
-        kind=kind,
-        query="",
-        hole="",
-        trace=caller_trace.trace,
-        duration_s=time.perf_counter() - began_s,
-        usage=Usage() if isinstance(answer, TandemError) else answer.usage,
-        finish_reason=answer.finish_reason if isinstance(answer, Answer) else None,
-        error=str(answer) if isinstance(answer, TandemError) else None,
-    )
-    caller_trace.request_log.record(caller_trace.trace, request)
-    if around.calls is not None:
-        around.calls.write(request, call, answer)
+    recorder = Recorder(around.caller_trace.request_log, around.calls)
+    return await recorder.recorded(RequestSubject(around.caller_trace.trace), call, answering)
 
 
 async def run_job(
@@ -100,10 +77,9 @@ async def run_job(
     request_log = RequestLog(within.caller_trace)
     sender = RequestSender(
         model=within.model,
-        request_log=request_log,
+        recorder=Recorder(request_log, within.calls),
         model_name=within.model_name,
         normalised=decoding.options.normalised,
-        calls=within.calls,
         on_state=within.on_state,
     )
     traces = Traces(job, decoding.options, lambda index: _enter(within, request_log, index))

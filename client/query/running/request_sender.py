@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -17,13 +16,19 @@ from client.calls import (
     Model,
     ScoreCall,
     Scores,
-    Usage,
 )
 from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
 from client.query.conditions.operators import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.decoding import HoleAnswer, chosen
-from client.query.running.results import CallFile, Request, RequestLog, Result, State
+from client.query.running.results import (
+    AnswerT,
+    Call,
+    Recorder,
+    RequestSubject,
+    Result,
+    State,
+)
 from client.query.running.traces import AtHole
 from client.query.running.transcript import PromptPart, PromptParts, spans_of, text_of
 
@@ -31,8 +36,6 @@ OnState = Callable[[State], None]
 
 # Refusals of invalid constraints; other refusals mean that a constraint is unsatisfiable.
 _MEANINGLESS = ("malformed", "not_enforced")
-_BROKEN_OFF = ("deadline", "cancelled")
-_Generated = Answer | BeamsAnswer
 # The interval of reports while holes are being filled.
 _VIEW_S = 0.1
 _PROMPT = re.compile(r"(?:holes\[\d+\]\.)?text")
@@ -47,12 +50,10 @@ class RequestSender:
     """
 
     model: Model
-    request_log: RequestLog
+    recorder: Recorder
     model_name: str | None = None
     normalised: bool = False
-    calls: CallFile | None = None
     on_state: OnState | None = None
-    clock: Callable[[], float] = time.perf_counter
 
     async def fill(self, at: AtHole) -> HoleAnswer:
         """Send the hole's request. Raises NotSatisfied if its constraint was violated."""
@@ -72,17 +73,7 @@ class RequestSender:
     async def generate(self, at: AtHole, call: GenerateCall) -> Answer:
         """One request; recorded when it has ended."""
         call = replace(call, model=self.model_name)
-        began_s = self.clock()
-        try:
-            answer = await self._answer(at, call)
-            if answer.finish_reason in _BROKEN_OFF:
-                raise _broken_off(answer.finish_reason)
-        except TandemError as error:
-            self._record(at, "generate", began_s, call, error, Usage())
-            _point(at, error)
-            raise
-        self._record(at, "generate", began_s, call, answer, answer.usage)
-        return answer
+        return await self._recorded([at], call, self._answer(at, call))
 
     async def search(
         self, ats: Sequence[AtHole], call: BeamsCall
@@ -90,18 +81,26 @@ class RequestSender:
         """One request, recorded under the first hole. Raises BadCondition at once."""
         report_s = _VIEW_S if self.on_state is not None else call.report_s
         call = replace(call, model=self.model_name, report_s=report_s)
-        began_s = self.clock()
         self._show(ats[0], "")
+        answer = await self._recorded(ats, call, self._searched(ats, call))
+        return answer, [_fault_of(dropped, ats) for dropped in answer.dropped]
+
+    async def score(self, at: AtHole, call: ScoreCall) -> Scores:
+        call = replace(call, model=self.model_name)
+        self._show(at, "")
+        return await self._recorded([at], call, self.model.score(call))
+
+    async def _recorded(
+        self, ats: Sequence[AtHole], call: Call, answering: Awaitable[AnswerT]
+    ) -> AnswerT:
+        first = ats[0]
+        about = RequestSubject(first.index, first.query, first.hole.name)
         try:
-            answer = await self._searched(ats, call)
-            if answer.finish_reason in _BROKEN_OFF:
-                raise _broken_off(answer.finish_reason)
+            answer = await self.recorder.recorded(about, call, answering)
         except TandemError as error:
-            self._record(ats[0], "beams", began_s, call, error, Usage())
             _point(ats[_hole_of(error)], error)
             raise
-        self._record(ats[0], "beams", began_s, call, answer, answer.usage)
-        return answer, [_fault_of(dropped, ats) for dropped in answer.dropped]
+        return answer
 
     async def _searched(self, ats: Sequence[AtHole], call: BeamsCall) -> BeamsAnswer:
         if not isinstance(self.model, BeamModel):
@@ -114,19 +113,6 @@ class RequestSender:
                 if part.beams:
                     self._show(ats[part.beams[0].hole], part.beams[0].text)
         raise ServerFailed("the stream has no end", "protocol")
-
-    async def score(self, at: AtHole, call: ScoreCall) -> Scores:
-        call = replace(call, model=self.model_name)
-        began_s = self.clock()
-        self._show(at, "")
-        try:
-            scores = await self.model.score(call)
-        except TandemError as error:
-            self._record(at, "score", began_s, call, error, Usage())
-            _point(at, error)
-            raise
-        self._record(at, "score", began_s, call, scores, scores.usage)
-        return scores
 
     async def _choose(self, at: AtHole, call: ScoreCall) -> HoleAnswer:
         scores = await self.score(at, call)
@@ -160,23 +146,6 @@ class RequestSender:
                 stop=at.call.stop,
             )
         )
-
-    def _record(
-        self, at: AtHole, kind: str, began_s: float, call: object, answer: object, usage: Usage
-    ) -> None:
-        request = Request(
-            kind=kind,
-            query=at.query,
-            hole=at.hole.name,
-            trace=at.index,
-            duration_s=self.clock() - began_s,
-            usage=usage,
-            finish_reason=answer.finish_reason if isinstance(answer, _Generated) else None,
-            error=str(answer) if isinstance(answer, Exception) else None,
-        )
-        self.request_log.record(at.index, request)
-        if self.calls is not None:
-            self.calls.write(request, call, answer)
 
 
 def ended(trace: int, prompt_parts: PromptParts) -> State:
@@ -238,10 +207,6 @@ def _hole_of(error: TandemError) -> int:
     field = error.field if isinstance(error, Refused) else None
     match = _HOLE.match(field or "")
     return 0 if match is None else int(match[1])
-
-
-def _broken_off(reason: str) -> ServerFailed:
-    return ServerFailed(f"the request ended by {reason}", "broken_off")
 
 
 Run = Callable[[OnState], Awaitable[tuple[Result[object], ...]]]

@@ -5,12 +5,24 @@ Both have a form in JSON, for files and for `launcher query --json`.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import IO, Generic, Self, TypeVar
+from typing import IO, Generic, Self, TypeAlias, TypeVar
 
-from client.calls import Constraint, Message, Usage
+from client.calls import (
+    Answer,
+    BeamsAnswer,
+    BeamsCall,
+    Constraint,
+    GenerateCall,
+    Message,
+    ScoreCall,
+    Scores,
+    Usage,
+)
+from client.errors import ServerFailed, TandemError
 from client.query.running.decoding import Choice
 from client.query.running.transcript import Span
 
@@ -118,6 +130,68 @@ class CallerTrace:
 
     request_log: "RequestLog"
     trace: int
+
+
+Call: TypeAlias = GenerateCall | BeamsCall | ScoreCall
+AnswerT = TypeVar("AnswerT", Answer, BeamsAnswer, Scores)
+_BROKEN_OFF = ("deadline", "cancelled")
+_KINDS: Mapping[type, str] = {GenerateCall: "generate", BeamsCall: "beams", ScoreCall: "score"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSubject:
+    """The trace, program and hole of a request, as of `Request`."""
+
+    trace: int
+    query: str = ""
+    hole: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Records requests when they have ended, in a log and perhaps a file."""
+
+    request_log: "RequestLog"
+    calls: "CallFile | None" = None
+
+    async def recorded(
+        self, subject: RequestSubject, call: Call, answering: Awaitable[AnswerT]
+    ) -> AnswerT:
+        """The answer. Raises ServerFailed for one that was broken off."""
+        began_s = time.perf_counter()
+        try:
+            answer = await answering
+            reason = None if isinstance(answer, Scores) else answer.finish_reason
+            if reason in _BROKEN_OFF:
+                raise ServerFailed(f"the request ended by {reason}", "broken_off")
+        except TandemError as error:
+            self._record(subject, call, began_s, error, Usage(), None)
+            raise
+        self._record(subject, call, began_s, answer, answer.usage, reason)
+        return answer
+
+    def _record(
+        self,
+        subject: RequestSubject,
+        call: Call,
+        began_s: float,
+        answer: object,
+        usage: Usage,
+        finish_reason: str | None,
+    ) -> None:
+        request = Request(
+            kind=_KINDS[type(call)],
+            query=subject.query,
+            hole=subject.hole,
+            trace=subject.trace,
+            duration_s=time.perf_counter() - began_s,
+            usage=usage,
+            finish_reason=finish_reason,
+            error=str(answer) if isinstance(answer, TandemError) else None,
+        )
+        self.request_log.record(subject.trace, request)
+        if self.calls is not None:
+            self.calls.write(request, call, answer)
 
 
 class RequestLog:

@@ -506,16 +506,6 @@ class AtHole:
         # If a check fails, the hole may be requested again.
         self.is_last = reached.is_last and not self.plan.checks
 
-    @property
-    def finished(self) -> Sequence[FinishedHole]:
-        """The log: all earlier holes in order."""
-        return tuple(entry.finished for entry in self._log)
-
-    @property
-    def logprob(self) -> float:
-        """The sum over all finished holes."""
-        return sum(entry.finished.answer.logprob for entry in self._log)
-
     def refusing(self, texts: Sequence[str]) -> "AtHole":
         """The same hole without these texts. Raises Unsatisfiable if no text is left."""
         refused = (*self._refused, *texts)
