@@ -30,9 +30,8 @@ from client.calls import Answer, Constraint, GenerateCall, Message, Prompt
 from client.cli.terminal import Screen
 from client.errors import BadInput, TandemError
 from client.images import image_url
+from client.lmtp.frames import Greeting, content_of
 from client.lmtp.model import LmtpModel
-from client.lmtp.replies import Greeting
-from client.lmtp.requests import content_of
 from client.sampling import SAMPLING_RULES, Sampling
 
 _QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""

@@ -42,7 +42,7 @@ from client.query import (
     read_file,
     watch,
 )
-from client.query.conditions.operators import rename_subject
+from client.query.conditions.terms import rename_subject
 from client.query.reading.reader import read
 from client.query.running.results import json_line, total
 from client.query.session import RunOptions

@@ -24,8 +24,16 @@ from client.errors import (
     Unreachable,
 )
 from client.lmtp.address import Address
-from client.lmtp.replies import BadFrame, Failed, Greeting, Part, read_frame
-from client.lmtp.requests import VERSION, cancel_frame, hello_frame
+from client.lmtp.frames import (
+    VERSION,
+    BadFrame,
+    Failed,
+    Greeting,
+    Part,
+    cancel_frame,
+    hello_frame,
+    read_frame,
+)
 
 OnNotice: TypeAlias = Callable[[ServerNotice], None]
 # Writes the frame of a request with this stream id.

@@ -23,9 +23,8 @@ from client.calls import (
 from client.errors import ConnectionLost, Overloaded, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
 from client.lmtp.connection import Connection, FrameWriter, OnNotice, Stream, open_websocket
+from client.lmtp.frames import Greeting, Part, StreamEnd, beams_frame, generate_frame, score_frame
 from client.lmtp.progress import GenerateProgress
-from client.lmtp.replies import Greeting, Part, StreamEnd
-from client.lmtp.requests import beams_frame, generate_frame, score_frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from client.calls import Answer, GenerateCall, GeneratedToken, Usage
 from client.errors import ServerFailed
-from client.lmtp.replies import StreamEnd
+from client.lmtp.frames import StreamEnd
 
 
 class GenerateProgress:

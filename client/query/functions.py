@@ -20,7 +20,6 @@ from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.program import Program
-from client.query.reading.compiled_functions import Enclosing, enclosing
 from client.query.reading.reader import read_function, read_template
 from client.query.running.request_sender import watched
 from client.query.running.results import Result, State
@@ -214,7 +213,7 @@ class QueryDecorator:
     def __call__(self, function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Query[..., Any, Any]:
-        return _decorated(function, self._choices, _around(inspect.currentframe()))
+        return _decorated(function, self._choices, inspect.currentframe())
 
 
 @overload
@@ -247,7 +246,7 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
     choices = choices_of(options)
     if function is None:
         return QueryDecorator(choices)
-    return _decorated(function, choices, _around(inspect.currentframe()))
+    return _decorated(function, choices, inspect.currentframe())
 
 
 def _signature(
@@ -264,16 +263,12 @@ def _signature(
 
 
 def _decorated(
-    function: Callable[..., Any], choices: Choices, around: Enclosing
+    function: Callable[..., Any], choices: Choices, decorator: FrameType | None
 ) -> Query[..., Any, Any]:
     is_async = inspect.iscoroutinefunction(function)
     kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
+    around = None if decorator is None else decorator.f_back
     return kind(read_function(function, around=around), choices, function)
-
-
-def _around(decorator: FrameType | None) -> Enclosing:
-    """The scope around a decorated function, which a program in a docstring can use, too."""
-    return enclosing(None if decorator is None else decorator.f_back)
 
 
 def F(

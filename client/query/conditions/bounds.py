@@ -35,14 +35,6 @@ from client.query.conditions.evaluate import (
     uncounted_parts,
 )
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
-from client.query.conditions.operators import (
-    PIECES,
-    STOPS,
-    errors_about,
-    operator_of,
-    strings,
-    text_term,
-)
 from client.query.conditions.patterns import (
     FOLDS,
     MAX_LETTERS,
@@ -51,6 +43,8 @@ from client.query.conditions.patterns import (
     numerals_related,
 )
 from client.query.conditions.terms import (
+    PIECES,
+    STOPS,
     All,
     AnyOf,
     Calculated,
@@ -61,6 +55,10 @@ from client.query.conditions.terms import (
     Ref,
     Term,
     Value,
+    errors_about,
+    operator_of,
+    strings,
+    text_term,
     written,
 )
 from client.query.errors import BadCondition, Place

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from client.query.conditions.evaluate import refuse_awaitable, uncounted_parts
-from client.query.conditions.operators import PIECES
 from client.query.conditions.terms import (
+    PIECES,
     All,
     AnyOf,
     Calculated,

@@ -21,16 +21,11 @@ from types import BuiltinMethodType, MethodType
 from typing import Any
 
 from client.errors import TandemError
-from client.query.conditions.operators import (
+from client.query.conditions.terms import (
     OPERATORS,
     PIECES,
     STOPS,
     SUBJECT,
-    errors_about,
-    operator_of,
-    text_term,
-)
-from client.query.conditions.terms import (
     All,
     AnyOf,
     Calculated,
@@ -41,6 +36,9 @@ from client.query.conditions.terms import (
     Ref,
     Term,
     Value,
+    errors_about,
+    operator_of,
+    text_term,
     written,
 )
 from client.query.errors import BadCondition, Place, ProgramFailed, meant_by, unknown_name

@@ -13,8 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from client.query.conditions.evaluate import Finished, is_number
-from client.query.conditions.operators import operator_of, strings
-from client.query.conditions.terms import Called, Compared, Ref, Term, Value
+from client.query.conditions.terms import Called, Compared, Ref, Term, Value, operator_of, strings
 from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
 

@@ -37,9 +37,8 @@ from client.query.conditions.bounds import (
 )
 from client.query.conditions.evaluate import Values, evaluate
 from client.query.conditions.kinds import FLOAT, INT, HoleKind, hole_type
-from client.query.conditions.operators import rename_subject
 from client.query.conditions.patterns import numerals_among
-from client.query.conditions.terms import Opaque, Term, Value, written
+from client.query.conditions.terms import Opaque, Term, Value, rename_subject, written
 from client.query.errors import BadCondition, Place, ProgramFailed, Unsatisfiable
 from constraints.where import terms as where
 from constraints.where.evaluate import holds

@@ -1,16 +1,23 @@
-"""The terms of a `where` clause, which refer to holes by name; frozen.
+"""The terms of a `where` clause, which refer to holes by name, and its operators.
 
 `reading/` rewrites the clause into calls of `build.py`, which build terms. Python variables and
 functions of finished values are Values by then.
 
     Term = Value | Ref | All | AnyOf | Not | Compared | Calculated | Called | Opaque
+
+An operator on a text becomes a term of the server's language, which defines its meaning in both
+places: see `constraints.where.evaluate`. Its messages speak of X, which is renamed to the hole.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TypeAlias
 
-from client.query.errors import Place
+from client.query.errors import BadCondition, Place
+from constraints.where import terms as where
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +134,142 @@ def written(term: Term) -> str:
 
 def _within(term: Term) -> str:
     return f"({written(term)})" if isinstance(term, All | AnyOf | Compared) else written(term)
+
+
+SUBJECT = "X"
+# Quoted texts come from the program and stay unchanged. An apostrophe opens no quote.
+_PARTS = re.compile(r"""(?P<quoted>"(?:[^"\\]|\\.)*"|(?<!\w)'(?:[^'\\]|\\.)*')|\bX\b""")
+
+
+def rename_subject(message: str, name: str) -> str:
+    """A message about X, with the name of the hole instead."""
+    if name == SUBJECT:
+        return message
+    return _PARTS.sub(lambda part: part["quoted"] or name, message)
+
+
+@contextmanager
+def errors_about(name: str) -> Iterator[None]:
+    """Context: BadCondition errors about X name the hole instead."""
+    try:
+        yield
+    except BadCondition as error:
+        raise BadCondition(rename_subject(error.message, name), error.place) from error.__cause__
+
+
+# The measure that `len` counts, by the operator inside of it.
+PIECES = {
+    "words": where.Measure.WORDS,
+    "sentences": where.Measure.SENTENCES,
+    "tokens": where.Measure.TOKENS,
+    "characters": where.Measure.CHARS,
+    "chars": where.Measure.CHARS,
+}
+# Numbers of arguments: minimum, maximum (None: any).
+_ARITIES: dict[str, tuple[int, int | None]] = {
+    "len": (1, 1),
+    "int": (1, 1),
+    "float": (1, 1),
+    "type": (1, 1),
+    "regex": (2, 2),
+    "starts_with": (2, None),
+    "ends_with": (2, None),
+    "stops_at": (2, None),
+    "stops_before": (2, None),
+    **dict.fromkeys(PIECES, (1, 1)),
+}
+_USAGES = {
+    "len": "len(X), len(words(X)), len(sentences(X)) or len(tokens(X))",
+    "regex": 'regex(X, r"[a-z]+")',
+    "starts_with": 'starts_with(X, "a", "b")',
+    "ends_with": 'ends_with(X, ".", "!")',
+    "stops_at": 'stops_at(X, ".")',
+    "stops_before": 'stops_before(X, "\\n")',
+    "type": "type(X) is int",
+}
+# The spellings of LMQL's paper.
+_ALIASES = {"stop_at": "stops_at", "stop_before": "stops_before", "startswith": "starts_with"}
+
+# All names of operators, in lower case.
+OPERATORS = frozenset(_ARITIES) | frozenset(_ALIASES)
+STOPS = frozenset({"stops_at", "stops_before"})
+
+
+def operator_of(called: Called) -> str:
+    """The operator's name, checked together with the number of its arguments."""
+    name = called.operator.lower()
+    name = _ALIASES.get(name, name)
+    if name not in _ARITIES:
+        close = get_close_matches(name, _ARITIES, n=1)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        raise BadCondition(f"`{called.operator}` is no operator of conditions{hint}", called.place)
+    at_least, at_most = _ARITIES[name]
+    given = len(called.arguments)
+    if given < at_least or (at_most is not None and given > at_most):
+        needed = f"{at_least} or more" if at_most is None else str(at_least)
+        usage = _USAGES.get(name, f"{name}(X)")
+        if given and isinstance(about := called.arguments[0], Ref):
+            usage = rename_subject(usage, about.name)
+        plural = "" if needed == "1" else "s"
+        what = f"`{name}` takes {needed} argument{plural}, as in {usage}. Given: {given}"
+        raise BadCondition(what, called.place)
+    return name
+
+
+def text_term(name: str, arguments: Sequence[object], place: Place) -> where.Expression:
+    """The condition on a text; `arguments`: those behind the text."""
+    match name:
+        case "float":
+            return where.IsFloat()
+        case "int":
+            return where.IsInt()
+        case "regex":
+            return where.Matches(_pattern(arguments[0], place))
+        case "starts_with":
+            return where.StartsWith(_phrases(name, arguments, place))
+        case "ends_with":
+            return where.EndsWith(_phrases(name, arguments, place))
+    phrases = _phrases(name, arguments, place)
+    if not phrases or "" in phrases:
+        raise BadCondition(
+            f"`{name}` needs phrases that are not empty, as in {_USAGES[name]}", place
+        )
+    return where.StopsAt(phrases) if name == "stops_at" else where.StopsBefore(phrases)
+
+
+def strings(value: object) -> tuple[str, ...] | None:
+    """The distinct strings of a collection; None: it is no collection of strings.
+
+    Those of a set are sorted, so that equal programs send equal constraints.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        return None
+    items = list(value)
+    if not all(isinstance(item, str) for item in items):
+        return None
+    return tuple(sorted(items) if isinstance(value, set | frozenset) else dict.fromkeys(items))
+
+
+def _phrases(name: str, arguments: Sequence[object], place: Place) -> tuple[str, ...]:
+    """Strings, or one collection of them."""
+    phrases = strings(
+        arguments[0] if len(arguments) == 1 and not _is_text(arguments) else arguments
+    )
+    if phrases is None:
+        shown = ", ".join(map(repr, arguments))
+        raise BadCondition(f"the phrases of `{name}` are strings. Given: {shown}", place)
+    return phrases
+
+
+def _is_text(arguments: Sequence[object]) -> bool:
+    return isinstance(arguments[0], str) or not isinstance(arguments[0], Iterable)
+
+
+def _pattern(value: object, place: Place) -> str:
+    if not isinstance(value, str):
+        raise BadCondition(f"a pattern is a string. Given: {value!r}", place)
+    try:
+        re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise BadCondition(f"the pattern is wrong: {error}. Given: {value!r}", place) from error
+    return value

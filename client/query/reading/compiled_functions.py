@@ -1,11 +1,35 @@
-"""Compiles the functions of a rewritten program, with their globals and closures.
+"""Rewrites a program's layout into Python functions, and compiles them in their scope.
 
-Calls are the functions that they call besides their Context. Places are passed as numbers, since
-code objects can only contain constants.
+def make(calls, build, *captured):
+    async def program(context, *parameters):    preamble, conditions, body
+    def decoder(*parameters):                   preamble, the decoder's arguments
+    def model(*parameters):                     preamble, the model's expression
+    return program, decoder, model
 
-The variables of the function in which a query is decorated.
+These names have a prefix, so programs cannot refer to them by accident. Calls are the functions
+that they call besides their Context; places are passed as numbers, since code objects can only
+contain constants.
 
-Programs can use them, although Python creates no closure for a docstring.
+A text may assign the variables that it receives: `options = options.split(",")`. These are
+parameters with the received values as defaults.
+
+Finds holes that are the last ones of a run: no await can follow them.
+
+    "[X]"                       last
+    if X: "a [Y]"               last
+    else: "b [Z] c [W]"         Z is not, W is
+    while True: "[V]"           never: the loop may repeat it
+
+A hole is awaited, and so is everything else that could reach one. A missed one costs a request; a
+found one must be correct.
+
+The body is parsed with a 0 in place of each prompt, and the statements of the prompts take its
+place. Strings in functions and classes that the program defines are no prompts.
+
+    if x: "a [X]" where len(X) < 3        if x: 0
+
+Programs can use the variables of the function in which a query is decorated, although Python
+creates no closure for a docstring.
 
     def tower():
         word = "up"
@@ -20,6 +44,7 @@ own name, another query's) is looked up when the program is run, as in a closure
 
 import ast
 import builtins
+import copy
 import inspect
 import linecache
 import re
@@ -28,18 +53,21 @@ import types
 import weakref
 import zlib
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import iscoroutine
 from itertools import islice
 from pathlib import Path
 from types import CellType, FrameType, MappingProxyType, NoneType
-from typing import Any
+from typing import Any, TypeAlias
 
 from client.calls import MAX_VALUES
 from client.query.conditions import build
 from client.query.conditions.kinds import kind_of
+from client.query.conditions.terms import OPERATORS
 from client.query.errors import BadCondition, BadProgram, Place, Source
 from client.query.program import (
     Condition,
@@ -50,53 +78,509 @@ from client.query.program import (
     Program,
     Subquery,
 )
-from client.query.reading.clauses import Layout
-from client.query.reading.nodes import PLACED, Nodes, captured
-from client.query.reading.rewriting import MAKE, Surroundings, rewrite_program
-from client.query.reading.text import Text
+from client.query.reading.clauses import Block, Layout, PromptText
+from client.query.reading.nodes import (
+    BUILD,
+    CALLS,
+    CONTEXT,
+    PLACED,
+    Nodes,
+    arguments_of,
+    check_is_free,
+    expression,
+    load,
+    names_bound,
+    names_bound_anywhere,
+    names_used,
+    own_scope,
+    parameters_of,
+    plain_call,
+    statements,
+    tuple_of,
+)
+from client.query.reading.prompts import Prompt, PromptRewriter, prompt_of, template_parts
+from client.query.reading.text import Fragment, SourceSpan, Text
+from client.query.reading.where_clauses import Conjunct, WhereClauses
+
+# A hole's name in a string.
+HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Expressions without effect: a string in one would be lost.
+_IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
 
 
-@dataclass(frozen=True, slots=True)
-class Enclosing:
-    """values: of the bound variables. frame: of the function; None: there is none."""
+class Body:
+    """The statements of a program's preamble and body, and the prompts among them."""
 
-    values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    def __init__(self, nodes: Nodes, layout: Layout) -> None:
+        self._nodes = nodes
+        self._text: Text = nodes.text
+        self._strings = {_offset_of(prompt.span, self._text): prompt for prompt in layout.prompts}
+        self.preamble, self.statements = statements_of(self._text, layout)
+        self._prompts: dict[int, Prompt] = {}
+        for node in own_scope(self.statements):
+            if (found := self._string_at(node)) is not None:
+                offset, string = found
+                parts = template_parts(self._text, string.value)
+                self._prompts[offset] = prompt_of(string, parts)
+        self.holes = frozenset(hole.name for prompt in self.prompts for hole in prompt.holes)
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return tuple(self._prompts.values())
+
+    @property
+    def up_to_last_prompt(self) -> Sequence[ast.stmt]:
+        """The statements up to the last prompt; behind it no condition is evaluated."""
+        with_prompts = [
+            index
+            for index, statement in enumerate(self.statements)
+            if any(self._string_at(node) is not None for node in own_scope([statement]))
+        ]
+        return self.statements[: with_prompts[-1] + 1] if with_prompts else ()
+
+    def found(self, node: ast.AST) -> Prompt | PromptText | None:
+        """The prompt that a statement replaces; unparsed if in a function."""
+        found = self._string_at(node)
+        return None if found is None else self._prompts.get(found[0], found[1])
+
+    def _string_at(self, node: ast.AST) -> tuple[int, PromptText] | None:
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            return None
+        offset = self._nodes.span(node.value).start
+        string = self._strings.get(offset)
+        return None if string is None else (offset, string)
+
+    # Checks
+
+    def check(self, parameters: AbstractSet[str], layout: Layout) -> None:
+        """Raises BadProgram for mistakes that Python would accept."""
+        for prompt in self.prompts:
+            for hole in prompt.holes:
+                if hole.name in parameters:
+                    what = f"the hole {hole.name} has the name of a parameter"
+                    raise self._text.bad(what, hole.span.start, hole.span.end)
+        if layout.distribution is not None:
+            layout.distribution.check(self._text, sorted(self.holes), "the program")
+        for node in own_scope(self.preamble):
+            if isinstance(node, ast.Expr) and self._string_at(node) is not None:
+                raise self._bad("a prompt in front of the decoder clause", node)
+        whole = [*self.preamble, *self.statements]
+        for node in own_scope(whole):
+            self._check_own(node)
+        for node in ast.walk(ast.Module(whole, [])):
+            self._check_any(node)
+
+    def _check_own(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            raise self._bad("`yield` cannot stand in a program", node)
+        if isinstance(node, ast.Expr):
+            self._check_lost(node)
+
+    def _check_any(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name):
+            check_is_free(self._text, node)
+        if isinstance(node, _FUNCTIONS):
+            self._check_function(node)
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            raise self._bad("`from __future__` in a program: put types in quotes instead", node)
+        if isinstance(node, ast.alias) and node.name == "*":
+            # Python's message would say that it is allowed in modules only, which misleads.
+            raise self._bad("`*` in a program: write the names that you import", node)
+
+    def _check_lost(self, statement: ast.Expr) -> None:
+        """Refuse a string with a hole in an unused expression: it was meant as a prompt."""
+        for node in _idle(statement.value):
+            match node:
+                case ast.Constant(value=str() as value) if HOLE.search(value):
+                    raise self._bad(
+                        "a prompt is strings alone: put values into it with braces, "
+                        "and choose between prompts with `if`",
+                        statement,
+                    )
+
+    def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Refuse a prompt in a function, but in its docstring. Decorated ones may be queries."""
+        for node in own_scope(function.body):
+            found = self._string_at(node)
+            if found is None:
+                continue
+            is_docstring = node is function.body[0] and len(function.body) > 1
+            has_hole = HOLE.search(found[1].value.code) is not None
+            is_lost = has_hole and not is_docstring and not function.decorator_list
+            if found[1].where or found[1].distribution or is_lost:
+                raise self._text.bad(
+                    "a prompt in a function that the program defines; prompts stand in the "
+                    "program itself, or in a query of their own",
+                    found[1].span.start,
+                    found[1].span.end,
+                )
+
+    def _bad(self, message: str, node: ast.expr | ast.stmt | ast.alias) -> BadProgram:
+        span = self._nodes.span(node)
+        return self._text.bad(message, span.start, span.end)
+
+
+def statements_of(text: Text, layout: Layout) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """The statements of preamble and body, with a 0 for each prompt. Raises BadProgram."""
+    code = _without_prompts(text.text, layout.prompts)
+    preamble = () if layout.preamble is None else (layout.preamble,)
+    return _parsed(text, code, preamble), _parsed(text, code, layout.blocks)
+
+
+def _parsed(text: Text, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
+    """The statements of some parts of the text, each with its lines and columns."""
+    made: list[ast.stmt] = []
+    for block in blocks:
+        start = block.span.start
+        end = block.span.end
+        offsets = [*[start] * len(block.margin), *range(start, end + 1)]
+        shown = Fragment(block.margin + code[start:end], offsets)
+        made.extend(statements(text, shown))
+    return made
+
+
+def _idle(value: ast.expr) -> Iterator[ast.expr]:
+    """The operands of an unused expression, and the string whose method it calls."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        yield value.func.value
+    elif isinstance(value, _IDLE):
+        for child in ast.iter_child_nodes(value):
+            if isinstance(child, ast.expr):
+                yield child
+                yield from _idle(child)
+
+
+def _offset_of(span: SourceSpan, text: Text) -> int:
+    """The offset of the 0 that replaces a prompt."""
+    return span.start + ("\n" in text.text[span.start : span.end])
+
+
+def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
+    """The text with a 0 for each prompt; all other offsets stay."""
+    parts = []
+    begin = 0
+    for prompt in prompts:
+        parts.append(text[begin : prompt.span.start])
+        parts.append(_placeholder(text[prompt.span.start : prompt.span.end]))
+        begin = prompt.span.end
+    return "".join([*parts, text[begin:]])
+
+
+def _placeholder(prompt: str) -> str:
+    if "\n" not in prompt:
+        return "0".ljust(len(prompt))
+    blank = "".join(char if char == "\n" else " " for char in prompt)
+    return f"(0{blank[2:-1]})"
+
+
+class PlacedPrompts(ast.NodeTransformer):
+    """Replaces prompts by their statements; strings in functions stay strings."""
+
+    def __init__(self, nodes: Nodes, body: Body, rewriter: PromptRewriter) -> None:
+        self._nodes = nodes
+        self._body = body
+        self._rewriter = rewriter
+
+    def visit_all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for statement in statements:
+            visited = self.visit(statement)
+            made.extend(visited if isinstance(visited, list) else [visited])
+        return made
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
+        match self._body.found(node):
+            case Prompt() as prompt:
+                return self._rewriter.statements(prompt)
+            case PromptText() as string:
+                text = self._nodes.text
+                value = expression(text, text.slice(string.span), "in a string")
+                return self._nodes.at(ast.Expr(value), string.span)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Give a class a qualified name as in a module: prompts may recall its instances."""
+        self.generic_visit(node)
+        named = ast.Assign([ast.Name("__qualname__", ast.Store())], ast.Constant(node.name))
+        behind = 0 if ast.get_docstring(node) is None else 1
+        node.body.insert(behind, self._nodes.at(named, self._nodes.span(node)))
+        return node
+
+
+def with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the value of a last statement that is an expression without effect."""
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Expr):
+        return list(body)
+    if isinstance(last.value, ast.Constant | ast.Call | ast.Await | ast.JoinedStr):
+        return list(body)
+    return [*body[:-1], ast.copy_location(ast.Return(last.value), last)]
+
+
+_AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
+
+
+def mark_last(statements: Sequence[ast.stmt]) -> None:
+    """Mark the last holes of a rewritten body with `is_last`."""
+    _mark(statements, may_follow=False)
+
+
+def _mark(statements: Sequence[ast.stmt], *, may_follow: bool) -> None:
+    for statement in reversed(statements):
+        made = None if may_follow else _hole_of(statement)
+        if made is not None:
+            is_last = ast.copy_location(ast.Constant(True), made)
+            made.keywords.append(ast.copy_location(ast.keyword("is_last", is_last), made))
+        elif isinstance(statement, ast.If):
+            _mark(statement.body, may_follow=may_follow)
+            _mark(statement.orelse, may_follow=may_follow)
+        may_follow = may_follow or _may_await(statement)
+
+
+def _may_await(statement: ast.stmt) -> bool:
+    return any(isinstance(node, _AWAITING) for node in ast.walk(statement))
+
+
+def _hole_of(statement: ast.stmt) -> ast.Call | None:
+    """The call that makes the hole, of `X = await context.hole(...)`."""
+    match statement:
+        case ast.Assign(
+            value=ast.Await(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=str() as name), attr="hole"),
+                    args=[ast.Call() as made],
+                )
+            )
+        ) if name == CONTEXT:
+            return made
+    return None
+
+
+MAKE = "__tandem_make"
+_PROGRAM = "__tandem_program"
+_DECODER = "__tandem_decoder"
+_MODEL = "__tandem_model"
+_WHERE = "__tandem_where"
+_WORD = re.compile(r"\w+")
+# Expressions in braces may bind names, too.
+_WALRUS = re.compile(r"(\w+)\s*:=")
+# Python 3.12 and later need the names of type parameters.
+_EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
+# Words in programs that inspect names, or handle missing ones.
+_LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
+_Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
+# The name of the Context in programs, unless they bind it themselves.
+_CONTEXT_FOR_PEOPLE = "context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A program's name and parameters, and the names that it can use.
+
+    cells:  of its function's closure, which go before its globals
+    frame:  the function in which it is decorated, with the `values` of its variables by then
+    given:  the names that a text receives, which is a module of its own; None: it is no text
+    """
+
+    name: str
+    parameters: inspect.Signature
+    globals: dict[str, Any]
+    cells: Mapping[str, CellType] = field(default_factory=dict)
     frame: FrameType | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
+    given: AbstractSet[str] | None = None
 
-    def is_late(self, name: str, own_name: str) -> bool:
-        """Whether a variable of the function is assigned after the decoration.
+    def has(self, name: str) -> bool:
+        """Whether the name is known here."""
+        return name in self.cells or name in self.values or name in self.globals
 
-        The query's own name always is.
-        """
-        if self.frame is None:
+    def is_callable(self, name: str) -> bool:
+        """Whether the name is bound here to a callable."""
+        if name in self.cells:
+            with suppress(ValueError):  # not bound yet
+                return callable(self.cells[name].cell_contents)
+            return False
+        return callable(self.values.get(name, self.globals.get(name)))
+
+    def is_late(self, name: str) -> bool:
+        """Whether the function around it assigns the name after the decoration, as it does the
+        query's own."""
+        if self.frame is None or name in self.cells:
             return False
         code = self.frame.f_code
+        # Names bound in a class body are not visible in methods.
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
         is_variable = name in code.co_varnames or name in code.co_cellvars
-        return is_variable and (name == own_name or name not in self.values)
+        return is_function and is_variable and (name == self.name or name not in self.values)
 
 
-def enclosing(frame: FrameType | None) -> Enclosing:
-    """The enclosing variables at a frame. Module names are globals, looked up late."""
-    if frame is None or frame.f_locals is frame.f_globals:
-        return Enclosing()
-    # Names bound in a class body are not visible in methods.
-    is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-    return Enclosing(dict(frame.f_locals), frame if is_function else None)
+class _PythonProgram:
+    """A program rewritten in Python.
+
+    used:  names that it reads, with their first places
+    bound: names that it binds
+    given: names that it both receives and binds: keyword parameters of its functions
+    """
+
+    def __init__(self, nodes: Nodes, layout: Layout, scope: Scope) -> None:
+        self._nodes = nodes
+        self._text: Text = nodes.text
+        self._layout = layout
+        self._scope = scope
+        self._body = Body(nodes, layout)
+        self._body.check(scope.parameters.parameters.keys(), layout)
+        self.holes = self._body.holes
+        self._preamble = self._body.preamble
+        if scope.given is not None:
+            self._refuse_globals([*self._preamble, *self._body.statements])
+        clauses = WhereClauses(nodes, self.holes, self._own_names())
+        conditions = self._conditions(clauses)
+        supports = {}
+        if layout.distribution is not None:
+            supports[layout.distribution.name] = layout.distribution
+        rewriter = PromptRewriter(
+            nodes, clauses, self._body.prompts, conditions, supports, self._rebound()
+        )
+        prompts = PlacedPrompts(nodes, self._body, rewriter)
+        self._preamble = prompts.visit_all(self._preamble)
+        rewritten = prompts.visit_all(with_return(self._body.statements))
+        mark_last(rewritten)
+        bound = frozenset(names_bound([*self._preamble, *rewritten]))
+        self.bound = bound | {_CONTEXT_FOR_PEOPLE}
+        self.given = bound & (scope.given or frozenset())
+        assigned = [_assigned(name, part.function) for name, part in conditions]
+        self._functions: list[_Function] = [
+            self._program([*self._unbound([*assigned, *rewritten]), *assigned, *rewritten]),
+            *self._decoder(),
+            *self._model(),
+        ]
+        used = names_used(ast.Module(list(self._functions), []))
+        self.used = {name: node for name, node in used.items() if not name.startswith(CALLS)}
+        self.returns = any(
+            isinstance(node, ast.Return) and node.value is not None for node in own_scope(rewritten)
+        )
+
+    def module(self, captured: Sequence[str]) -> ast.Module:
+        """The module of `make`, whose functions capture these names."""
+        names = [load(function.name) for function in self._functions]
+        block: list[ast.stmt] = [*self._functions, ast.Return(tuple_of(names))]
+        parameters = arguments_of([CALLS, BUILD, *captured])
+        make = ast.FunctionDef(MAKE, parameters, block, [], **_EMPTY)
+        return ast.Module([self._nodes.at(make, self._whole())], [])
+
+    def _rebound(self) -> AbstractSet[str]:
+        """The holes whose variables the program's own code assigns, too."""
+        bound = names_bound_anywhere([*self._preamble, *self._body.up_to_last_prompt])
+        return self.holes & bound.union(_WALRUS.findall(self._text.text))
+
+    def _own_names(self) -> AbstractSet[str]:
+        """Names that hide operators: those that the program binds, and callables in scope."""
+        bound = names_bound(self._preamble) | names_bound(self._body.statements)
+        parameters = set(self._scope.parameters.parameters)
+        words = set(_WORD.findall(self._text.text))
+        around = {name for name in words if self._scope.is_callable(name)}
+        return bound | parameters | self.holes | around
+
+    def _conditions(self, clauses: WhereClauses) -> list[tuple[str, Conjunct]]:
+        """The program's own conditions, each with its name in the body."""
+        if self._layout.where is None:
+            return []
+        fragment = self._text.slice(self._layout.where)
+        condition = expression(self._text, fragment, "in the `where` clause")
+        parts = clauses.conjuncts(condition)
+        return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
+
+    def _unbound(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Statements that read the names which nothing here binds, so that unknown ones raise
+        before any request. Not for programs that may inspect names."""
+        if _LOOKING.search(self._text.text):
+            return []
+        tree = ast.Module(list(body), [])
+        known = {
+            _CONTEXT_FOR_PEOPLE,
+            *names_bound_anywhere([*self._preamble, *body]),
+            *self._scope.parameters.parameters,
+            *(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)),
+        }
+        return [
+            ast.copy_location(ast.Expr(node), node)
+            for name, node in names_used(tree).items()
+            if name not in known and name.lower() not in OPERATORS and not name.startswith(CALLS)
+        ]
+
+    def _program(self, body: list[ast.stmt]) -> ast.AsyncFunctionDef:
+        span = self._whole()
+        opening = copy.deepcopy(self._preamble)
+        if self._asks_for_context(body):
+            target = ast.Name(_CONTEXT_FOR_PEOPLE, ast.Store())
+            opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
+        parameters = parameters_of(self._scope.parameters, CONTEXT, self.given)
+        block = [*opening, *body] or [ast.Pass()]
+        made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
+        return self._nodes.at(made, span)
+
+    def _refuse_globals(self, statements: Sequence[ast.stmt]) -> None:
+        """In a text program each run has its own variables, those of a function."""
+        for node in ast.walk(ast.Module(list(statements), [])):
+            if isinstance(node, ast.Global):
+                names_text = ", ".join(node.names)
+                what = f"`global {names_text}`: the variables of a program are those of one run; "
+                span = self._nodes.span(node)
+                raise self._text.bad(f"{what}write `nonlocal {names_text}`", span.start, span.end)
+
+    def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
+        name = _CONTEXT_FOR_PEOPLE
+        is_used = name in names_used(ast.Module(list(body), []))
+        is_bound = name in names_bound([*self._preamble, *body])
+        is_parameter = name in self._scope.parameters.parameters
+        return is_used and not is_bound and not is_parameter
+
+    def _decoder(self) -> list[ast.FunctionDef]:
+        decoder = self._layout.decoder
+        if decoder is None:
+            return []
+        span = decoder.span
+        number = self._nodes.number(span)
+        call = plain_call(CALLS, "decoder", [number, ast.Constant(decoder.name)])
+        if decoder.arguments is not None and decoder.arguments.start < decoder.arguments.end:
+            given = self._decoder_call(decoder.arguments)
+            call.args.extend(given.args)
+            call.keywords.extend(given.keywords)
+        return [self._function(_DECODER, call, span)]
+
+    def _decoder_call(self, arguments: SourceSpan) -> ast.Call:
+        """The decoder's arguments, parsed with their brackets."""
+        inner = self._text.slice(arguments)
+        bracket = arguments.start - 1
+        offsets = [bracket, bracket, *inner.offsets, arguments.end + 1]
+        fragment = Fragment(f"_({inner.code})", offsets)
+        call = expression(self._text, fragment, "in the decoder clause")
+        assert isinstance(call, ast.Call)
+        return call
+
+    def _model(self) -> list[ast.FunctionDef]:
+        span = self._layout.model
+        if span is None:
+            return []
+        value = expression(self._text, self._text.slice(span), "in the `from` clause")
+        return [self._function(_MODEL, self._nodes.call("model", span, value), span)]
+
+    def _function(self, name: str, value: ast.expr, span: SourceSpan) -> ast.FunctionDef:
+        block = [*copy.deepcopy(self._preamble), ast.Return(value)]
+        parameters = parameters_of(self._scope.parameters, None, self.given)
+        return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
+
+    def _whole(self) -> SourceSpan:
+        blocks = self._layout.blocks
+        return SourceSpan(blocks[0].span.start, blocks[-1].span.end) if blocks else SourceSpan(0, 0)
 
 
-class LateNames:
-    """Owner of the cells of late names. Keeps the frame, as closures keep their variables."""
-
-    def __init__(self, names: list[str], frame: FrameType) -> None:
-        self.cells = {name: CellType() for name in names}
-        self._frame = frame
-
-    def look_up(self) -> None:
-        """Fill the cells of names that have a value by now; Python raises for others if used."""
-        values = self._frame.f_locals
-        for name, cell in self.cells.items():
-            if name in values:
-                cell.cell_contents = values[name]
+def _assigned(name: str, value: ast.expr) -> ast.stmt:
+    made = ast.Assign([ast.Name(name, ast.Store())], value)
+    for node in (made, made.targets[0]):
+        ast.copy_location(node, value)
+    return made
 
 
 class Calls:
@@ -216,140 +700,101 @@ def _program_of(value: object) -> Program | None:
     return program if isinstance(program, Program) else None
 
 
-_WORD = re.compile(r"\w+")
 # The prefix of the qualified names of functions that a program defines.
 _GENERATED = re.compile(rf"{MAKE}\.<locals>\.\w+\.<locals>\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """The names that a program can use: globals, closure cells, variables of enclosing functions.
-
-    Precedence as in Python: cells, variables, globals.
-    """
-
-    globals: dict[str, Any]
-    cells: Mapping[str, types.CellType] = field(default_factory=dict)
-    around: Enclosing = field(default_factory=Enclosing)
-
-    def has(self, name: str) -> bool:
-        """Whether the name is known here."""
-        return name in self.cells or name in self.around.values or name in self.globals
-
-    def is_callable(self, name: str) -> bool:
-        """Whether the name is bound here to a callable."""
-        if name in self.cells:
-            return _holds_callable(self.cells[name])
-        if name in self.around.values:
-            return callable(self.around.values[name])
-        return callable(self.globals.get(name))
-
-
-def compile_program(
-    text: Text, layout: Layout, around: Surroundings, scope: Scope, filename: str
-) -> Program:
+def compile_program(text: Text, layout: Layout, scope: Scope, filename: str) -> Program:
     """The program of a layout. Raises BadProgram."""
     nodes = Nodes(text)
-    program = rewrite_program(nodes, layout, around)
-    late = _late(program.used, around.name, scope)
-    if late is not None:
-        scope = replace(scope, cells={**scope.cells, **late.cells})
-    values = scope.around.values
-    names = [name for name in program.used if name in scope.cells or name in values]
-    captured(program.module, names)
-    code = _by_own_names(_compiled(text, program.module, filename))
+    program = _PythonProgram(nodes, layout, scope)
+    late = {name: CellType() for name in program.used if scope.is_late(name)}
+    values = {name: CellType(value) for name, value in scope.values.items()}
+    cells = {**values, **late, **scope.cells}
+    names = [name for name in program.used if name in cells]
+    code = _by_own_names(_compiled(text, program.module(names), filename))
     words = set(_WORD.findall(text.text))
-    around_it = {name: value for name, value in values.items() if name in words}
-    calls = Calls(text.source, nodes.places, around_it)
+    around = {name: value for name, value in scope.values.items() if name in words}
+    calls = Calls(text.source, nodes.places, around)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
-    made_ = defined[MAKE](calls, build, *(values.get(name) for name in names))
     given = {name: scope.globals[name] for name in program.given}
-    functions = iter([_bound(function, around, scope, given) for function in made_])
-    body = next(functions)
+    # What they capture is in cells that replace those of `make`.
+    made = defined[MAKE](calls, build, *(None for _ in names))
+    functions = {each.__name__: _bound(each, scope, cells, given) for each in made}
+    body = functions[_PROGRAM]
     _shown(text.source, filename, body)
-    taking = _taking(body, around)
-    decoder = next(functions) if program.has_decoder else None
-    model = next(functions) if program.has_model else None
+    decoder = functions.get(_DECODER)
+    model = functions.get(_MODEL)
     return Program(
-        name=around.name,
+        name=scope.name,
         source=text.source,
-        parameters=tuple(around.parameters.parameters),
-        body=_looking_up(taking, late),
-        hole_names=program.hole_names,
+        parameters=tuple(scope.parameters.parameters),
+        body=_looking_up(_taking(body, scope), late, scope.frame),
+        hole_names=program.holes,
         returns=program.returns,
-        decoder=decoder and _looking_up(decoder, late),
-        model=model and _looking_up(model, late),
+        decoder=decoder and _looking_up(decoder, late, scope.frame),
+        model=model and _looking_up(model, late, scope.frame),
     )
 
 
-def _late(used: Iterable[str], own_name: str, scope: Scope) -> LateNames | None:
-    """The used names that the enclosing function binds later; None if there are none."""
-    names = [
-        name for name in used if name not in scope.cells and scope.around.is_late(name, own_name)
-    ]
-    frame = scope.around.frame
-    return LateNames(names, frame) if names and frame is not None else None
-
-
-def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callable[..., Any]:
-    """Wraps a function so that late names are looked up first."""
-    if late is None:
+def _looking_up(
+    function: Callable[..., Any], late: Mapping[str, CellType], frame: FrameType | None
+) -> Callable[..., Any]:
+    """Wraps a function so that late names are looked up first; Python raises for those without a
+    value, if they are used."""
+    if not late or frame is None:
         return function
 
     @wraps(function)
     def called(*arguments: object, **keywords: object) -> Any:
-        late.look_up()
+        values = frame.f_locals
+        for name, cell in late.items():
+            if name in values:
+                cell.cell_contents = values[name]
         return function(*arguments, **keywords)
 
     return called
 
 
-def _taking(body: types.FunctionType, around: Surroundings) -> Callable[..., Any]:
+def _taking(body: types.FunctionType, scope: Scope) -> Callable[..., Any]:
     """Wraps the body: an error about wrong arguments does not count its context."""
 
     @wraps(body)
     def called(context: object, /, *arguments: object, **keywords: object) -> Any:
         try:
-            around.parameters.bind(*arguments, **keywords)
+            scope.parameters.bind(*arguments, **keywords)
         except TypeError as error:
-            raise TypeError(f"{around.name}() {error}") from None
+            raise TypeError(f"{scope.name}() {error}") from None
         return body(context, *arguments, **keywords)
 
     return called
 
 
-def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> list[str]:
+def free_names(text: Text, layout: Layout, scope: Scope) -> list[str]:
     """The unbound names that a program uses, in the order of their first places."""
-    program = rewrite_program(Nodes(text), layout, around)
-    known = program.hole_names | program.bound | set(dir(builtins))
+    program = _PythonProgram(Nodes(text), layout, scope)
+    known = program.holes | program.bound | set(dir(builtins))
     return [name for name in program.used if name not in known and not scope.has(name)]
 
 
 def _bound(
-    function: types.FunctionType, around: Surroundings, scope: Scope, given: Mapping[str, object]
+    function: types.FunctionType,
+    scope: Scope,
+    known: Mapping[str, CellType],
+    given: Mapping[str, object],
 ) -> types.FunctionType:
-    """The function with the closure cells of enclosing functions and its defaults.
-
-    The cells of freshly compiled functions are separate, so assignments would not be shared.
-    """
+    """The function with these closure cells and its defaults."""
     own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    cells = tuple(scope.cells.get(name, cell) for name, cell in own.items())
-    made = types.FunctionType(function.__code__, function.__globals__, around.name, None, cells)
-    made.__qualname__ = around.name
-    parameters = around.parameters.parameters.values()
+    cells = tuple(known.get(name, cell) for name, cell in own.items())
+    made = types.FunctionType(function.__code__, function.__globals__, scope.name, None, cells)
+    made.__qualname__ = scope.name
+    parameters = scope.parameters.parameters.values()
     declared = [each for each in parameters if each.default is not each.empty]
     named = [each for each in declared if each.kind == each.KEYWORD_ONLY]
     made.__defaults__ = tuple(each.default for each in declared if each not in named)
     made.__kwdefaults__ = {**{each.name: each.default for each in named}, **given}
     return made
-
-
-def _holds_callable(cell: types.CellType) -> bool:
-    try:
-        return callable(cell.cell_contents)
-    except ValueError:  # not bound yet
-        return False
 
 
 # Compiling

@@ -369,12 +369,3 @@ def parameters_of(
         made.kwonlyargs.append(ast.arg(name))
         made.kw_defaults.append(ast.Constant(None))
     return made
-
-
-def captured(make: ast.Module, extra: Sequence[str]) -> None:
-    """Add parameters to `make`, which its inner functions capture."""
-    function = make.body[0]
-    assert isinstance(function, ast.FunctionDef)
-    span = {key: getattr(function, key) for key in ("lineno", "col_offset")}
-    end = {key: getattr(function, key) for key in ("end_lineno", "end_col_offset")}
-    function.args.args.extend(ast.arg(name, **span, **end) for name in extra)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
 
 from client.errors import TandemError
-from client.query.conditions.operators import OPERATORS
+from client.query.conditions.terms import OPERATORS
 from client.query.errors import (
     Place,
     ProgramFailed,

@@ -18,7 +18,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import FunctionType, MappingProxyType
+from types import FrameType, FunctionType, MappingProxyType
 from typing import Any
 
 from client.query.errors import BadProgram, Source, TrimmedTracebacks
@@ -32,14 +32,13 @@ from client.query.reading.clauses import (
     layout_of,
 )
 from client.query.reading.compiled_functions import (
-    Enclosing,
+    HOLE,
     Scope,
     compile_program,
     filename_of,
     free_names,
 )
 from client.query.reading.nodes import statements
-from client.query.reading.rewriting import HOLE, Surroundings
 from client.query.reading.text import (
     Fragment,
     SourceSpan,
@@ -151,15 +150,6 @@ def _is_nothing(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Pass) or (is_dots and not _is_docstring(statement))
 
 
-def scope_of(function: FunctionType, around: Enclosing) -> Scope:
-    """The scope of the function's code: globals, cells, variables of the enclosing function.
-
-    Python creates cells for names used in the code, but not for those in a docstring.
-    """
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return Scope(globals=function.__globals__, cells=dict(cells), around=around)
-
-
 _TOO_DEEP = "the code is nested too deeply"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -181,36 +171,37 @@ def read(
     """
     with TrimmedTracebacks():
         source = Source(normalized(text), name, first_line)
-        scope = Scope(globals=_globals(namespace or _NOTHING))
-        region = SourceSpan(0, len(source.text))
-        around = Surroundings(
+        scope = Scope(
             name=name,
             parameters=parameters or inspect.Signature(),
-            is_callable=scope.is_callable,
-            is_module=True,
+            globals=_globals(namespace or _NOTHING),
             given=frozenset(namespace or _NOTHING),
         )
-        return _program(source, region, around, scope)
+        return _program(source, SourceSpan(0, len(source.text)), scope)
 
 
-def read_function(function: Callable[..., object], *, around: Enclosing | None = None) -> Program:
+def read_function(function: Callable[..., object], *, around: FrameType | None = None) -> Program:
     """The program in a function's docstring, or the function's body.
 
-    Its scope is the function's globals and closure. `around`: the enclosing function, for which
-    Python creates no closure in case of a docstring.
+    Its scope is the function's globals and closure, and the variables of `around`, in which it is
+    decorated: Python creates cells for names used in the code, but not for those in a docstring.
     The Program's parameters and their defaults are the function's. Raises BadProgram.
     """
     if not isinstance(function, FunctionType):
         raise BadProgram(f"a query is a function of Python's. Given: {function!r}")
     with TrimmedTracebacks():
         source, region = program_in(function)
-        scope = scope_of(function, around or Enclosing())
-        around_it = Surroundings(
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        is_module = around is None or around.f_locals is around.f_globals
+        scope = Scope(
             name=function.__name__,
             parameters=inspect.signature(function),
-            is_callable=scope.is_callable,
+            globals=function.__globals__,
+            cells=dict(cells),
+            frame=around,
+            values={} if around is None or is_module else dict(around.f_locals),
         )
-        return _program(source, region, around_it, scope)
+        return _program(source, region, scope)
 
 
 def read_template(
@@ -241,23 +232,22 @@ def _template(
     value = Fragment(template, range(3, len(template) + 4))
     whole = PromptText(value, SourceSpan(0, len(prompt + clause)), where)
     layout = Layout(blocks=(Block(whole.span),), prompts=(whole,))
-    scope = Scope(globals=_globals(namespace))
-    plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
+    plain = Scope(name=name, parameters=inspect.Signature(), globals=_globals(namespace))
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     try:
-        free = free_names(text, layout, plain, scope)
+        free = free_names(text, layout, plain)
         parameters = inspect.Signature([inspect.Parameter(each, kind) for each in free])
-        around = replace(plain, parameters=parameters)
-        return compile_program(text, layout, around, scope, filename_of(text.source))
+        scope = replace(plain, parameters=parameters)
+        return compile_program(text, layout, scope, filename_of(text.source))
     except RecursionError:
         raise text.bad(_TOO_DEEP, 0) from None
 
 
-def _program(source: Source, region: SourceSpan, around: Surroundings, scope: Scope) -> Program:
+def _program(source: Source, region: SourceSpan, scope: Scope) -> Program:
     text = Text(source)
     _check_characters(text)
     try:
-        return compile_program(text, layout_of(text, region), around, scope, filename_of(source))
+        return compile_program(text, layout_of(text, region), scope, filename_of(source))
     except RecursionError:
         raise text.bad(_TOO_DEEP, region.start) from None
 

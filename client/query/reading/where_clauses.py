@@ -14,8 +14,8 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from client.query.conditions.operators import OPERATORS
 from client.query.conditions.patterns import FOLDS
+from client.query.conditions.terms import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading.nodes import Nodes, lambda_of, names_used, tuple_of
 from client.query.reading.text import SourceSpan

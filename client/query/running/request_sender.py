@@ -18,7 +18,7 @@ from client.calls import (
     Scores,
 )
 from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
-from client.query.conditions.operators import rename_subject
+from client.query.conditions.terms import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.decoding import HoleAnswer, chosen
 from client.query.running.results import (

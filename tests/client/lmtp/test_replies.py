@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from client.calls import GenerateCall, GeneratedToken, ScoreCall, ServerNotice
 from client.errors import ConnectionLost, ServerFailed
+from client.lmtp.frames import BadFrame, StreamEnd, read_frame
 from client.lmtp.model import LmtpModel, RetryPolicy
-from client.lmtp.replies import BadFrame, StreamEnd, read_frame
 from tests.client.lmtp.peer import Peer, performing
 
 TYPES = ("TOKEN", "DONE", "SCORES", "MSG", "SYS")

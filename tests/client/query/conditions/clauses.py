@@ -20,9 +20,8 @@ from random import Random
 from client.calls import Constraint
 from client.query.conditions import build
 from client.query.conditions.evaluate import Finished, evaluate
-from client.query.conditions.operators import OPERATORS
 from client.query.conditions.planner import Check, HolePlan
-from client.query.conditions.terms import Term
+from client.query.conditions.terms import OPERATORS, Term
 from client.query.errors import Place
 from constraints.where.evaluate import holds as server_holds
 from constraints.where.parser import parse

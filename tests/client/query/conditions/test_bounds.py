@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from client.calls import Constraint
 from client.errors import TandemError
 from client.query.conditions.evaluate import RELATIONS, Finished, evaluate
-from client.query.conditions.operators import errors_about, rename_subject
 from client.query.conditions.planner import HolePlan, StopMode, plan
-from client.query.conditions.terms import Term
+from client.query.conditions.terms import Term, errors_about, rename_subject
 from client.query.errors import BadCondition, Place, ProgramFailed, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, all_hold, term
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from client.query.conditions.terms import Called, Compared, Opaque
 from client.query.errors import BadProgram, Source
 from client.query.program import Hole, Program, Subquery
-from client.query.reading.compiled_functions import Enclosing
 from client.query.reading.program_errors import as_query_error
 from client.query.reading.reader import read, read_function, read_template
 from client.query.reading.text import SourceSpan, Text, Token, literal_of, tokens_of
@@ -168,14 +167,14 @@ def test_a_body_sees_variables_around_it_as_they_are_then() -> None:
 
 
 def test_a_docstring_sees_values_around_it_that_it_is_given() -> None:
-    allowed = ["a", "b"]
+    allowed = ["a", "b"]  # noqa: F841
 
     async def inner() -> None:
         """
         "[X]" where X in allowed
         """
 
-    program = read_function(inner, around=Enclosing({"allowed": allowed, "unused": 3}))
+    program = read_function(inner, around=inspect.currentframe())
     assert ran(program)[0] == ["[X] where X in ['a', 'b']"]
 
 
