@@ -26,7 +26,7 @@ from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.worker.jobs import Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
-from processes.hub import HubError, find_folder
+from processes.model_folders import HubError, find_folder
 from processes.rules import one_of
 from processes.settings import BadConfig, Group, setting
 from processes.settings import Kind as Spelling

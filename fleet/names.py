@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fleet.errors import LoadFailed, UnknownModel
-from processes.hub import HubError, NotOnHub, name_for_clients, run_in_daemon_thread
+from processes.hub import run_in_daemon_thread
+from processes.model_folders import HubError, NotOnHub, name_for_clients
 
 # Names that TGI's and the hub's clients send for the only model of a server.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy"})

@@ -13,8 +13,8 @@ from pathlib import Path
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
 from processes.gguf_cache import DESCRIPTION, GgufCache
-from processes.hub import NotOnHub, local_folder
 from processes.logs import Console
+from processes.model_folders import NotOnHub, local_folder
 
 # Of tokenizers that transformers can make a tokenizer.json of.
 _OTHER_FILES = ("*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")

@@ -1,4 +1,4 @@
-"""Models and tokenizers by name: a local folder, the hub's cache here, or the hub itself.
+"""The hub and its cache here: what of it is there, and downloads.
 
 Token, cache and whether to be offline are those of huggingface_hub (HF_TOKEN, HF_HOME,
 HF_HUB_CACHE, HF_HUB_OFFLINE), which shows its own progress bars.
@@ -7,7 +7,6 @@ HF_HUB_CACHE, HF_HUB_OFFLINE), which shows its own progress bars.
 import errno
 import json
 import logging
-import os
 import re
 import sys
 import threading
@@ -32,6 +31,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
+from processes.model_folders import DownloadStalled, HubError, NotOnHub
+
 # By then the hub's own time limits and retries are over. Progress bars and files grow by 10 MB at a
 # time, eight files at once: a line that carries 140 kB a second is not given up.
 _STALL_S = 600.0
@@ -45,68 +46,7 @@ T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
-class HubError(Exception):
-    """A name leads to no folder; the message is the reason."""
-
-
-class NotOnHub(HubError):
-    """The hub has no such model, or not for us."""
-
-
-class DownloadStalled(HubError):
-    """Nothing came from the hub for too long; a thread still waits for it."""
-
-
-def find_folder(
-    name: str, revision: str | None, patterns: Sequence[str], *, noun: str = "model"
-) -> Path:
-    """The local folder `name`, or a snapshot of the hub's model with the files of `patterns`.
-
-    Downloads what the cache lacks. `noun` is what error texts call it. Raises HubError.
-    """
-    return local_folder(name, noun) or _fetched(name, revision, patterns, noun)
-
-
-def local_folder(name: str, noun: str = "model") -> Path | None:
-    """The folder of that name on this machine; None: it can only be the hub's.
-
-    Raises NotOnHub for what is neither a folder nor a name on the hub.
-    """
-    folder = Path(os.path.expanduser(name))
-    if os.path.isdir(folder):
-        return folder.resolve()
-    if folder.is_file():
-        inside = f"; its folder is {folder.parent}" if folder.suffix == ".safetensors" else ""
-        raise NotOnHub(
-            f"{name!r} is a file: a {noun} is a folder{', a .gguf file' * (noun == 'model')} or a "
-            f"hub id{inside}"
-        )
-    if folder.is_absolute() or name.startswith((".", "~")):
-        kind = "file" if folder.suffix == ".gguf" else "folder"
-        raise NotOnHub(f"the {noun}'s {kind} {name!r} does not exist")
-    return None
-
-
-def name_for_clients(model_id: str, others: Sequence[str] = ()) -> str:
-    """What clients call a model: a hub id as it is, of a path here the last part.
-
-    It has more parts of the path where one of the `others`, ids as well, would end alike.
-    """
-    path = _path_here(model_id)
-    if path is None:
-        return model_id
-    rivals = {f"/{(_path_here(each) or each).lstrip('/')}" for each in others} - {path}
-    parts = path.lstrip("/").split("/")
-    names = ["/".join(parts[index:]) for index in reversed(range(len(parts)))]
-    return next(each for each in names if not any(rival.endswith(f"/{each}") for rival in rivals))
-
-
-def _path_here(model_id: str) -> str | None:
-    path = os.path.expanduser(model_id)
-    return os.path.abspath(path) if os.path.isabs(path) or os.path.exists(path) else None
-
-
-def _fetched(name: str, revision: str | None, patterns: Sequence[str], noun: str) -> Path:
+def fetched(name: str, revision: str | None, patterns: Sequence[str], noun: str) -> Path:
     """The snapshot of a hub's model. Raises HubError."""
     try:
         return download(name, revision, patterns)
@@ -253,7 +193,7 @@ class HuggingFaceHub:
         """Check that the model can be downloaded. Takes seconds. Raises HubError."""
         if not _is_hub_id(name):
             raise NotOnHub("a model of the hub is NAME or OWNER/NAME")
-        if not (_fetched(name, None, [_CONFIG], "model") / _CONFIG).is_file():
+        if not (fetched(name, None, [_CONFIG], "model") / _CONFIG).is_file():
             raise NotOnHub(f"on the hub it has no {_CONFIG}")
 
 

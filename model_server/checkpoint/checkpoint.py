@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from model_server.checkpoint.gguf_file import GgufFile
 from model_server.errors import CheckpointBroken, FetchStalled, ModelRefused
-from processes.hub import DownloadStalled, HubError, find_folder
+from processes.model_folders import DownloadStalled, HubError, find_folder
 
 CONFIG_NAME = "config.json"
 

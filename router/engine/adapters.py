@@ -21,7 +21,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from types import MappingProxyType
 
-from processes.hub import HubError, find_folder
+from processes.model_folders import HubError, find_folder
 from router.request.errors import (
     AdapterLost,
     AdapterRefused,

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from processes.capacity import Capacity, Pool
-from processes.hub import name_for_clients
+from processes.model_folders import name_for_clients
 from proto.contract import NUM_OWN_STATES, ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import LoadFailed, UnknownModel
 from fleet.names import AnyModel, ListedModels, Model
-from processes.hub import HubError, NotOnHub
+from processes.model_folders import HubError, NotOnHub
 
 
 class FakeHub:

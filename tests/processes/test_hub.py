@@ -15,16 +15,16 @@ import pytest
 
 from processes.hub import (
     HuggingFaceHub,
-    NotOnHub,
     has_weights_cached,
-    name_for_clients,
     result_unless_stalled,
     run_in_daemon_thread,
 )
+from processes.model_folders import NotOnHub
 
 ASK = """
 import sys
-from processes.hub import HubError, HuggingFaceHub
+from processes.hub import HuggingFaceHub
+from processes.model_folders import HubError
 for name in sys.argv[1].split():
     try:
         HuggingFaceHub().require(name)
@@ -73,31 +73,6 @@ def asked(name: str, home: Path, script: str = ASK, **environ: str) -> str:
 def test_what_can_be_no_model_of_the_hub_is_not_asked_for(name: str) -> None:
     with pytest.raises(NotOnHub, match="NAME or OWNER/NAME"):
         HuggingFaceHub().require(name)
-
-
-@pytest.mark.parametrize(
-    ("model_id", "others", "name"),
-    [
-        ("org/name", (), "org/name"),
-        ("/data/org/name/", (), "name"),
-        ("~/name", (), "name"),
-        ("here/name", (), "name"),
-        ("/data/model.gguf", (), "model.gguf"),
-        ("/data/a/name", ("/data/a/name", "/data/b/name"), "a/name"),
-        ("/data/org/name", ("org/name",), "data/org/name"),
-        ("/data/name", ("/data/a-name",), "name"),
-    ],
-)
-def test_clients_are_told_a_hub_id_or_as_much_of_a_path_as_tells_models_apart(
-    model_id: str,
-    others: tuple[str, ...],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "here" / "name").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert name_for_clients(model_id, others) == name
 
 
 def test_a_model_in_the_cache_is_there(tmp_path: Path) -> None:

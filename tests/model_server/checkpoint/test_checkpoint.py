@@ -266,7 +266,8 @@ def test_of_a_repository_of_gguf_files_the_one_that_is_named_is_fetched(
 
 def test_a_fetch_to_which_nothing_comes_any_more_is_given_up(hub_environ: dict[str, str]) -> None:
     code = (
-        "import os; from processes.hub import DownloadStalled, download\n"
+        "import os; from processes.hub import download\n"
+        "from processes.model_folders import DownloadStalled\n"
         "try: download('someone/stuck', None, ['*'], stall_timeout_s=1.0)\n"
         "except DownloadStalled as error: print(error, flush=True); os._exit(0)\n"
     )
