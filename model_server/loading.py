@@ -47,7 +47,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import CheckpointBroken, RanksLost
+from model_server.errors import CheckpointBroken, ModelRefused, RanksLost
 from model_server.executor.dense import (
     MAX_GROUPED_ERROR,
     MAX_QUANTIZED_ERROR,
@@ -254,7 +254,7 @@ def _load_dense(
     device = settings.device if world.world_size == 1 else torch.device("cpu")
     executor: Executor
     if checked.int4 is not None or checked.packs_gguf:
-        executor = _load_grouped(settings, checked, recipe, build, device, limit)
+        executor = _load_grouped(settings, checked, recipe, build, device, limit, seeing)
     else:
         model = _read_weights(
             settings, checked, checked.weights_dtype, device, num_shards=1, sees=seeing.may_see
@@ -274,7 +274,8 @@ def _load_dense(
                 quantize=settings.quantize,
                 kept=_kept_evidence(settings, checked),
             )
-            seeing.end(executor, settings.device, is_rounded=settings.quantize is not None)
+            rounded = None if settings.quantize is None else MAX_QUANTIZED_ERROR
+            seeing.end(executor, settings.device, rounded)
     _see_alike(seeing, world)
     windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
@@ -300,6 +301,7 @@ def _load_grouped(
     build: Build[DenseCpu] | Build[DenseCuda],
     device: torch.device,
     num_positions: int,
+    seeing: Seeing,
 ) -> Executor:
     names = {rotary.module for rotary in recipe.rotary}
     trust = settings.trust_remote_code
@@ -328,7 +330,9 @@ def _load_grouped(
             # On CPUs what is in groups stays so.
             if device.type == "cpu" and parameters.has_groups:
                 max_error = max(max_error, MAX_GROUPED_ERROR)
-    return load_grouped(
+    if seeing.may_see:
+        _begin_seeing(settings, checked, recipe, parameters, device, seeing)
+    executor = load_grouped(
         recipe,
         parameters,
         angles_of(recipe, module),
@@ -338,6 +342,36 @@ def _load_grouped(
         max_error=max_error,
         kept=_kept_evidence(settings, checked),
     )
+    seeing.end(executor, settings.device, max_error)
+    return executor
+
+
+def _begin_seeing(
+    settings: ModelSettings,
+    checked: CheckedCheckpoint,
+    recipe: Recipe,
+    parameters: GroupedParameters,
+    device: torch.device,
+    seeing: Seeing,
+) -> None:
+    """What sees is as in any checkpoint, beside layers in groups."""
+    trust = settings.trust_remote_code
+    try:
+        eyes = zoo.load_without_layers(
+            settings.folder,
+            checked.config,
+            dtype=checked.dtype,
+            device=device,
+            trust_remote_code=trust,
+        )
+    except ModelRefused as error:
+        seeing.be_blind(f"beside weights in 4 bits what sees cannot be read: {error}")
+        return
+    whole = zoo.with_layers(eyes, checked.config, parameters, trust_remote_code=trust)
+    seeing.begin(eyes, recipe, is_divided=device != settings.device, whole=whole)
+    for name in recipe.last_uses().keys() & dict(eyes.module.named_parameters()).keys():
+        parameter = eyes.module.get_parameter(name)
+        parameter.data = parameter.new_empty(0)
 
 
 def _kept_evidence(settings: ModelSettings, checked: CheckedCheckpoint) -> KeptEvidence | None:

@@ -22,9 +22,10 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -534,6 +535,66 @@ def load(
         raise OutOfMemory(f"{folder}: its weights do not fit on {device}") from error
     _require_whole(folder, report)
     return HfModel(module.eval(), left_out)
+
+
+def load_without_layers(
+    folder: Path, config: Any, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
+) -> HfModel:
+    """The model without the layers for text, whose weights are in some form of their own.
+
+    Raises as `load`.
+    """
+    config = deepcopy(config)
+    text = config.get_text_config()
+    for part in (config, text):
+        part.__dict__.pop("quantization_config", None)
+    text.num_hidden_layers = 0
+    for name in ("layer_types", "mlp_layer_types"):
+        if getattr(text, name, None):
+            setattr(text, name, [])
+    with quiet():
+        return load(
+            folder,
+            config,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            num_shards=1,
+        )
+
+
+def with_layers(
+    model: HfModel, config: Any, parameters: Mapping[str, Tensor], *, trust_remote_code: bool
+) -> HfModel:
+    """The whole of such a model: what it calls has its weights for as long as the call takes."""
+    whole = build_empty(config, trust_remote_code=trust_remote_code, sees=True)
+    for name, part in model.module.named_modules():
+        own = whole.module.get_submodule(name)
+        own._parameters |= part._parameters
+        own._buffers |= part._buffers
+    dtype = model.module.get_input_embeddings().weight.dtype
+
+    def lend(part: nn.Module, _: object, *, names: Mapping[str, str]) -> None:
+        for own, name in names.items():
+            part._parameters[own] = nn.Parameter(parameters[name].to(dtype), requires_grad=False)
+
+    def take_back(part: nn.Module, *_: object, names: Mapping[str, str]) -> None:
+        for own in names:
+            part._parameters[own] = None
+
+    for place, part in whole.module.named_modules():
+        names = {
+            own: f"{place}.{own}"
+            for own, parameter in part.named_parameters(recurse=False)
+            if parameter.is_meta
+        }
+        if names:
+            part.register_forward_pre_hook(partial(lend, names=names))
+            part.register_forward_hook(partial(take_back, names=names))
+        elif any(buffer.is_meta for buffer in part.buffers(recurse=False)):
+            # As in build_parts.
+            whole.module._init_weights(part.to_empty(device=model.module.device, recurse=False))
+    return whole
 
 
 def require_names(folder: Path, empty: HfModel, shapes: Mapping[str, Sequence[int]]) -> None:

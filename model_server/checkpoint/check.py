@@ -298,7 +298,9 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     blind_reason = None
     if takes_more_than_text:
         try:
-            image_token_id = _image_token_id(settings, config, empty.facts.vocab_size)
+            image_token_id = _image_token_id(
+                settings, config, empty.facts.vocab_size, in_its_class=recipe is None
+            )
         except Blind as reason:
             blind_reason = str(reason)
             _log.info(
@@ -347,12 +349,14 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     )
 
 
-def _image_token_id(settings: ModelSettings, config: Any, vocab_size: int) -> int:
+def _image_token_id(
+    settings: ModelSettings, config: Any, vocab_size: int, *, in_its_class: bool
+) -> int:
     """The token in whose place images go. Raises Blind for a model whose images are not served."""
     if not zoo.takes_images(config):
         raise Blind(f"{config.model_type} has no class that reads images and writes text")
-    if _quantization(config) is not None:
-        raise Blind("its checkpoint is quantized")
+    if in_its_class and _quantization(config) is not None:
+        raise Blind("its checkpoint is quantized, and runs in its own class")
     if GgufFile.of_folder(settings.folder) is not None:
         raise Blind("a GGUF file has nothing that sees")
     if not any((settings.folder / name).is_file() for name in _PROCESSOR_FILES):

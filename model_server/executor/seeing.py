@@ -42,8 +42,6 @@ _NOISE_SHAPE = (48, 64, 3)
 # Of text, around the image.
 _NUM_BEFORE = 9
 _NUM_BEHIND = 8
-# Of a model whose weights are rounded anew.
-_MAX_ROUNDED_ERROR = 0.3
 # A tensor of one number a token has the tokens' kinds; 0 is text, whatever the class.
 _KINDS = "token_type_ids"
 
@@ -117,18 +115,24 @@ class Seeing:
             self.be_blind(str(reason))
 
     def begin(
-        self, model: HfModel, recipe: Recipe | None = None, *, is_divided: bool = False
+        self,
+        model: HfModel,
+        recipe: Recipe | None = None,
+        *,
+        is_divided: bool = False,
+        whole: HfModel | None = None,
     ) -> None:
         """The model has its weights, which are to be packed by a recipe, if there is one.
 
         is_divided: this rank will have a part of them, or has
+        whole:      what computes logits, where the model has no layers for text
         """
         if not self.may_see or self._noise is None or self._image_token_id is None:
             return
         try:
             proof = _proof(model, self._image_token_id, self._noise, recipe, is_divided=is_divided)
             if recipe is None or not is_divided:
-                proof = proof._replace(expected=_expected(model, proof, self._native))
+                proof = proof._replace(expected=_expected(whole or model, proof, self._native))
         except Blind as reason:
             self.be_blind(str(reason))
             leave_out(model.module, self._left_out)
@@ -140,10 +144,10 @@ class Seeing:
             self._kept.write_image(ImageEvidence(span_ids, tensors, proof.expected))
 
     @torch.inference_mode()
-    def end(self, executor: Executor, device: torch.device, *, is_rounded: bool = False) -> None:
+    def end(self, executor: Executor, device: torch.device, max_error: float | None = None) -> None:
         """Its executor's logits are held to those of transformers; what sees is on `device`.
 
-        is_rounded: its weights have fewer bits than the checkpoint's
+        max_error: None: what rounding to the weights' dtype explains
         """
         proof = self._proof
         self._proof = None
@@ -166,7 +170,7 @@ class Seeing:
                 span_ids = proof.token_ids[image.start : image.stop].cpu()
                 eyes.look(span_ids, tensors_of(image))
             else:
-                max_error = _MAX_ROUNDED_ERROR if is_rounded else MAX_ERRORS[proof.expected.dtype]
+                max_error = max_error or MAX_ERRORS[proof.expected.dtype]
                 _require_near(executor, eyes, proof, proof.expected, max_error)
             self.sight = ModelSight(eyes, proof.facts, self._folder, self._trust_remote_code)
         except Blind as reason:
@@ -277,7 +281,7 @@ def _text(model: HfModel, others: set[int]) -> Iterator[int]:
 @torch.inference_mode()
 def _native_logits(model: HfModel, token_ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """Of a prompt whose image is at _NUM_BEFORE."""
-    weight = next(model.module.parameters())
+    weight = model.module.get_input_embeddings().weight
     given = {}
     for name, each in tensors.items():
         whole = F.pad(each, (_NUM_BEFORE, _NUM_BEHIND)) if name.endswith(_KINDS) else each

@@ -160,13 +160,16 @@ def groups_of(num_inputs: int, kind: Kind) -> Numbers:
     return np.random.default_rng(0).permutation(groups) if kind.is_shuffled else groups
 
 
-def quantize(folder: Path, kind: Kind) -> dict[str, Tensor]:
-    """Write a checkpoint's layers in 4 bits; returns what its parameters are then."""
+def quantize(folder: Path, kind: Kind, *, but: str = "no layer") -> dict[str, Tensor]:
+    """Write a checkpoint's layers in 4 bits; returns what its parameters are then.
+
+    but: a part of the names of those that stay as they are
+    """
     tensors = {}
     values = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         values[name] = tensor
-        if not name.endswith("_proj.weight"):
+        if not name.endswith("_proj.weight") or but in name:
             tensors[name] = tensor
             continue
         rounded = Rounded.of(

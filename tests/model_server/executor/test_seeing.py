@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
@@ -19,11 +20,11 @@ from model_server import loading, zoo
 from model_server.attention.base import TokenMajorAttention
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.sdpa import GatherSdpaAttention
-from model_server.checkpoint.check import ModelSettings, check_checkpoint
+from model_server.checkpoint.check import CheckedCheckpoint, ModelSettings, check_checkpoint
 from model_server.engine.distributed import World
 from model_server.errors import InvalidStep
 from model_server.executor import seeing
-from model_server.executor.dense import load_dense, logits_in_chunks
+from model_server.executor.dense import Build, load_dense, logits_in_chunks
 from model_server.executor.dense_cuda import Capture, DenseCuda, build_dense_cuda
 from model_server.executor.device_weights import Partition, matrices_of, read_weights
 from model_server.executor.executor import PagedModel
@@ -40,6 +41,7 @@ from proto.contract import Image, ImageTensor
 from tests import seeing_checkpoint
 from tests.byte_tokenizer import byte_ids
 from tests.model_server import seeing_models
+from tests.model_server.checkpoint.test_int4_checkpoint import KINDS, quantize
 from tests.model_server.engine.driver import load, on_two_ranks
 from tests.model_server.seeing_models import IMAGE_ID, Prompt, SeeingModel
 
@@ -116,6 +118,15 @@ def for_gpus(
         sight=seeing.sight,
         blind_reason=seeing.blind_reason,
     )
+
+
+def build_for_gpus(
+    _: object, checked: CheckedCheckpoint, recipe: Recipe, world: World
+) -> Build[DenseCuda]:
+    """Makes of a checkpoint's parameters what a GPU computes with, in plain torch on a CPU."""
+    part = Partition(world.rank, world.world_size)
+    group = dist.group.WORLD if world.world_size > 1 else None
+    return partial(build_dense_cuda, recipe, checked.dtype, torch.device("cpu"), part, group)
 
 
 def logits_of(model: PagedModel, prompt: Prompt) -> torch.Tensor:
@@ -279,6 +290,51 @@ def test_in_16_bits_it_is_as_near_as_its_class(tmp_path: Path) -> None:
     assert 1e-4 < error < 1.3 * relative_error(native, exact)
 
 
+@pytest.mark.parametrize("name", ["llava", "llava_next-granite", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_beside_layers_in_4_bits_logits_are_those_of_the_class_with_the_same_weights(
+    name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = seeing_models.build(name)
+    folder = tmp_path / "int4"
+    one.save(folder)
+    values = quantize(folder, KINDS["awq"], but="vis")
+    one.save(tmp_path / "plain")
+    save_file(values, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    module: Any = AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "plain", attn_implementation="eager"
+    )
+    exact = replace(one, module=module)
+    if device == "gpu":
+        monkeypatch.setattr(loading, "_build_of", build_for_gpus)
+    model = load(folder, World(), noise=one.noise)
+    assert model.executor.startswith("dense, int4")
+    prompt = one.prompt(0, 1)
+    # On a CPU rows have 16 bits.
+    max_error = 1e-5 if device == "gpu" else 1e-3
+    assert relative_error(logits_of(model, prompt), exact.logits(prompt)) < max_error
+
+
+def test_beside_layers_in_4_bits_a_mistake_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = seeing_models.build("qwen3_vl")
+    one.save(tmp_path)
+    quantize(tmp_path, KINDS["gptq"], but="vis")
+    look = Eyes.look
+    monkeypatch.setattr(Eyes, "look", lambda *given: flat(look(*given)))
+    model = load(tmp_path, World(), noise=one.noise)
+    assert str(model.blind_reason).startswith("with an image its logits are not those")
+
+
+def test_where_what_sees_is_in_4_bits_too_images_are_not_served(tmp_path: Path) -> None:
+    one = seeing_models.build("llava")
+    one.save(tmp_path)
+    quantize(tmp_path, KINDS["gptq"])
+    reason = load(tmp_path, World(), noise=one.noise).blind_reason
+    assert str(reason).startswith("beside weights in 4 bits what sees cannot be read: ")
+
+
 def shifted(sight: Sight) -> Sight:
     return replace(sight, rows=sight.rows.roll(1, 1))
 
@@ -385,12 +441,8 @@ def _on_rank(name: str, folder: Path, world: World) -> tuple[Any, Any]:
     settings = ModelSettings(folder, torch.device("cpu"), dtype="float32")
     checked = check_checkpoint(settings, 1)
 
-    # On a CPU a recipe is for one rank; what is for several GPUs computes here, too.
-    def build_of(_: object, of: Any, recipe: Recipe, ranks: World) -> Any:
-        part = Partition(ranks.rank, ranks.world_size)
-        return partial(build_dense_cuda, recipe, of.dtype, settings.device, part, dist.group.WORLD)
-
-    pytest.MonkeyPatch().setattr(loading, "_build_of", build_of)
+    # On a CPU a recipe is for one rank.
+    pytest.MonkeyPatch().setattr(loading, "_build_of", build_for_gpus)
     model = loading.load_checked(settings, checked, world, one.noise)
     assert model.executor == "dense, float32, sdpa attention"
     assert model.sight is not None, model.blind_reason
