@@ -6,42 +6,54 @@ options:   sequence | sequence | ...       a sequence may be empty
 sequence:  items with repeats behind them: * + ? {m} {m,} {,n} {m,n}
 item:      "text"  [set]  .  name  ( options )
 
-Term = CharSet | Text | Name | Sequence | Alternation | Repetition | Terminal
+text -> patterns with references -> loops and terminals -> the notation of the engine, same texts
 
-text -> terms -> loops and terminals (`gbnf_terminals`) -> the notation of the engine, same texts
+The engine extends a terminal as long as any terminal that is legal there can continue, and never
+backtracks. That loses no text if no terminal that has ended could also continue with a byte that
+may follow it. So everything without recursion starts as one terminal, and greedy terminals are
+split level by level; single characters are never greedy. If that is too much work, all are split.
+
+First, rules with recursion at one end only become loops, which need no stack:
+
+    ws ::= ([ \t] ws)?             is    ws ::= [ \t]*
+    list ::= x | list "," x        is    list ::= x ("," x)*
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from constraints.definition_graph import check_depth, closure
 from constraints.engine import HEADER
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex, complaint
-from constraints.grammars.gbnf_terminals import (
-    EMPTY,
-    Alternation,
-    CharSet,
-    Name,
-    Repetition,
-    Sequence,
-    Term,
-    Terminal,
-    Text,
-    as_loop,
-    choice,
-    names,
-    rules_without_stack,
-    sequence,
-    split_terminals,
-)
-from constraints.regex import syntax
 from constraints.regex.char_sets import (
     NUM_CODE_POINTS,
     SURROGATES,
+    Partition,
     complement,
     encodable,
+    first_bytes,
+    join,
     united,
+)
+from constraints.regex.dfa import Nfa, NfaBuilder
+from constraints.regex.limits import TooManyStates
+from constraints.regex.syntax import (
+    EMPTY,
+    Chars,
+    Choice,
+    Concat,
+    Empty,
+    Pattern,
+    Reference,
+    Repeat,
+    Terminal,
+    children,
+    choice,
+    concat,
+    mapped,
 )
 from constraints.regex.writing import bounds, written
 
@@ -91,9 +103,9 @@ _CONTROLS = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: the term of its name. position: where it is defined."""
+    """A rule. position: where it is defined."""
 
-    term: Term
+    pattern: Pattern
     position: int
 
 
@@ -129,7 +141,7 @@ class _Reader:
         self._words = self._split()
         self._at = 0
         self._depth = 0
-        self.mentioned: list[Name] = []
+        self.mentioned: list[Reference] = []
 
     def rules(self) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
@@ -180,39 +192,40 @@ class _Reader:
             return ""
         return self._words[self._at].text
 
-    def _options(self) -> Term:
+    def _options(self) -> Pattern:
         options = [self._sequence()]
         while self._sign() == "|":
             self._at += 1
             options.append(self._sequence())
         return choice(dict.fromkeys(options))
 
-    def _sequence(self) -> Term:
-        parts: list[Term] = []
+    def _sequence(self) -> Pattern:
+        parts: list[Pattern] = []
         while self._at < len(self._words):
             word = self._words[self._at]
             if word.kind == "define" or word.text in ("|", ")"):
                 break
             self._at += 1
             parts.append(self._repeated(self._item(word)))
-        return sequence(parts)
+        return concat(parts)
 
-    def _item(self, word: _Word) -> Term:
+    def _item(self, word: _Word) -> Pattern:
         match word.kind:
             case "text":
-                return Text("".join(map(chr, self._codes(word))))
+                signs = self._signs(word, word.start + 1)
+                return concat(Chars(((code, code),)) for code, _ in signs)
             case "set":
                 return self._set(word)
             case "name":
-                self.mentioned.append(Name(word.text, word.start))
+                self.mentioned.append(Reference(word.text, word.start))
                 return self.mentioned[-1]
         if word.text == "(":
             return self._group(word)
         if word.text == ".":
-            return CharSet(encodable(((0, NUM_CODE_POINTS - 1),)))
+            return Chars(encodable(((0, NUM_CODE_POINTS - 1),)))
         raise self._wrong(word, f"nothing before `{word.text}` to repeat")
 
-    def _group(self, word: _Word) -> Term:
+    def _group(self, word: _Word) -> Pattern:
         self._depth += 1
         if self._depth > _MAX_NESTING:
             raise TooComplex(f"groups in groups, more than {_MAX_NESTING} deep")
@@ -223,7 +236,7 @@ class _Reader:
         self._at += 1
         return inner
 
-    def _repeated(self, term: Term) -> Term:
+    def _repeated(self, term: Pattern) -> Pattern:
         while self._at < len(self._words):
             word = self._words[self._at]
             if word.kind == "repeat":
@@ -233,7 +246,7 @@ class _Reader:
             else:
                 break
             self._at += 1
-            term = EMPTY if max_count == 0 else Repetition(term, min_count, max_count)
+            term = EMPTY if max_count == 0 else Repeat(term, min_count, max_count)
         return term
 
     def _bounds(self, word: _Word) -> tuple[int, int | None]:
@@ -248,10 +261,6 @@ class _Reader:
         if max_count is not None and min_count > max_count:
             raise self._wrong(word, "the least number of repeats is larger than the most")
         return min_count, max_count
-
-    def _codes(self, word: _Word) -> list[int]:
-        """The code points between quotes or brackets."""
-        return [code for code, _ in self._signs(word, word.start + 1)]
 
     def _signs(self, word: _Word, at: int) -> list[tuple[int, bool]]:
         """Code points, each with whether it is written without an escape."""
@@ -277,7 +286,7 @@ class _Reader:
             raise complaint(self._text, at, at + 2, "an escape that stands for nothing")
         return _CONTROLS[match[5]], match.end()
 
-    def _set(self, word: _Word) -> Term:
+    def _set(self, word: _Word) -> Pattern:
         is_negated = self._text[word.start + 1] == "^"
         signs = self._signs(word, word.start + 1 + is_negated)
         ranges: list[tuple[int, int]] = []
@@ -295,115 +304,7 @@ class _Reader:
         kept = encodable(complement(named) if is_negated else named)
         if not kept:
             raise self._wrong(word, "a set of no characters")
-        return CharSet(kept)
-
-
-# The engine counts symbols in 16 bits.
-_MAX_TERMS = 60_000
-
-
-def write(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) -> str:
-    """The grammar text from `start` on; `rules`: those that terminals use."""
-    return _Writer(found, rules).all(root)
-
-
-class _Writer:
-    """Writes the rules, and each terminal once."""
-
-    def __init__(self, found: Mapping[str, Term], rules: Mapping[str, Term]) -> None:
-        self._found = found
-        self._rules = rules
-        self._names = {name: f"r{index}" for index, name in enumerate(found)}
-        self._terminals: dict[str, str] = {}
-        self._num_terms = 0
-
-    def all(self, root: str) -> str:
-        lines = [f"start: {self._names[root]}"]
-        for name, term in self._found.items():
-            lines.append(f"{self._names[name]}: {self._rule(term)}")
-        for pattern, name in self._terminals.items():
-            lines.append(f"{name}: /{pattern}/")
-        return "\n".join(lines) + "\n"
-
-    def _rule(self, term: Term) -> str:
-        self._num_terms += 1
-        if self._num_terms > _MAX_TERMS:
-            raise TooComplex(f"a grammar of more than {_MAX_TERMS} parts that are followed apart")
-        match term:
-            case Terminal():
-                return self._terminal(term)
-            case Name(name):
-                return self._names[name]
-            case Sequence(parts):
-                return f"({' '.join(map(self._rule, parts))})"
-            case Alternation(options):
-                return f"({' | '.join(map(self._rule, options))})"
-            case Repetition(part, min_count, max_count):
-                return f"({self._rule(part)}){bounds(min_count, max_count)}"
-            case _:
-                return '""'
-
-    def _terminal(self, terminal: Terminal) -> str:
-        """The name of a terminal; a nullable one is optional: the engine allows no empty ones."""
-        inner, is_empty = self._filled(terminal.term)
-        if inner is None:
-            return '""'
-        pattern = written(self._pattern(inner))
-        name = self._terminals.setdefault(pattern, f"T{len(self._terminals)}")
-        return f"{name}?" if is_empty else name
-
-    def _filled(self, term: Term) -> tuple[Term | None, bool]:
-        """The non-empty texts of a term (None: there are none), and whether it is nullable."""
-        match term:
-            case Text(text):
-                return term if text else None, not text
-            case Name(name):
-                return self._filled(self._rules[name])
-            case Alternation(options):
-                both = [self._filled(option) for option in options]
-                kept = [part for part, _ in both if part is not None]
-                return choice(kept) if kept else None, any(is_empty for _, is_empty in both)
-            case Sequence(parts):
-                return self._filled_sequence(parts)
-            case Repetition(part, min_count, max_count):
-                filled, is_empty = self._filled(part)
-                is_empty = is_empty or min_count == 0
-                if filled is None:
-                    return None, True
-                min_count = 1 if is_empty else min_count
-                is_once = min_count == max_count == 1
-                return filled if is_once else Repetition(filled, min_count, max_count), is_empty
-            case _:
-                return term, False
-
-    def _filled_sequence(self, parts: tuple[Term, ...]) -> tuple[Term | None, bool]:
-        """A sequence without its empty text: one part is not empty, those behind it are free."""
-        options: list[Term] = []
-        for index, part in enumerate(parts):
-            filled, is_empty = self._filled(part)
-            if filled is not None:
-                options.append(sequence((filled, *parts[index + 1 :])))
-            if not is_empty:
-                return choice(options), False
-        return choice(options) if options else None, True
-
-    def _pattern(self, term: Term) -> syntax.Pattern:
-        match term:
-            case CharSet(ranges):
-                return syntax.Chars(ranges)
-            case Text(text):
-                return syntax.Concat(
-                    tuple(syntax.Chars(((ord(char), ord(char)),)) for char in text)
-                )
-            case Name(name):
-                return self._pattern(self._rules[name])
-            case Sequence(parts):
-                return syntax.Concat(tuple(map(self._pattern, parts)))
-            case Alternation(options):
-                return syntax.Choice(tuple(map(self._pattern, options)))
-            case Repetition(part, min_count, max_count):
-                return syntax.Repeat(self._pattern(part), min_count, max_count)
-        raise AssertionError("no terminal stands in a terminal")
+        return Chars(kept)
 
 
 def to_grammar(text: str) -> str:
@@ -412,31 +313,447 @@ def to_grammar(text: str) -> str:
     Raises Malformed, NotEnforced, Contradiction, TooComplex.
     """
     read_rules = read(text)
-    mentions = {name: [each.name for each in names(rule.term)] for name, rule in read_rules.items()}
+    mentions = {
+        name: [each.name for each in references(rule.pattern)] for name, rule in read_rules.items()
+    }
     reached = check_depth([ROOT], mentions)
-    terms = {name: rule.term for name, rule in read_rules.items() if name in reached}
-    ending = closure(mentions, lambda name, known: _ends(read_rules[name].term, known))
-    unproductive = [name for name in terms if name not in ending]
+    ending = closure(mentions, lambda name, known: _ends(read_rules[name].pattern, known))
+    unproductive = [name for name in read_rules if name in reached - ending]
     if unproductive:
         at = read_rules[unproductive[0]].position
         what = f"rule `{unproductive[0]}` never ends: no text follows it"
         wrong = complaint(text, at, at + len(unproductive[0]), what)
         raise Contradiction(str(wrong), tuple(unproductive))
-    rules = {name: as_loop(name, term) for name, term in terms.items()}
-    found = split_terminals(rules, rules_without_stack(rules), ROOT)
-    return HEADER + write(found, rules, ROOT)
+    rules = {
+        name: as_loop(name, rule.pattern) for name, rule in read_rules.items() if name in reached
+    }
+    return HEADER + _written(split_terminals(rules))
 
 
-def _ends(term: Term, known: set[str]) -> bool:
-    """Whether the term has a finite text, given that the known rules have one."""
-    match term:
-        case Name(name):
+def references(pattern: Pattern) -> Iterator[Reference]:
+    """All references to rules, in order, outside of terminals."""
+    if isinstance(pattern, Reference):
+        yield pattern
+    for part in children(pattern):
+        yield from references(part)
+
+
+def _mentions(pattern: Pattern, name: str) -> bool:
+    return any(each.name == name for each in references(pattern))
+
+
+def _ends(pattern: Pattern, known: Collection[str]) -> bool:
+    """Whether it has a finite text, given that the known rules have one."""
+    match pattern:
+        case Reference(name):
             return name in known
-        case Sequence(parts):
+        case Concat(parts):
             return all(_ends(part, known) for part in parts)
-        case Alternation(options):
+        case Choice(options):
             return any(_ends(option, known) for option in options)
-        case Repetition(part, min_count):
+        case Repeat(part, min_count):
             return min_count == 0 or _ends(part, known)
-        case _:
-            return True
+    return True
+
+
+def as_loop(name: str, pattern: Pattern) -> Pattern:
+    """The rule as a loop, if its own name occurs at one end only; else unchanged."""
+    for is_right in (True, False) if _mentions(pattern, name) else ():
+        split = _split_ends(name, pattern, is_right)
+        if split is not None and split[0] and split[1]:
+            loop = Repeat(choice(split[0]), 0, None)
+            rest = choice(split[1])
+            return concat((loop, rest) if is_right else (rest, loop))
+    return pattern
+
+
+def _split_ends(
+    name: str, pattern: Pattern, is_right: bool
+) -> tuple[list[Pattern], list[Pattern]] | None:
+    """The options beside the name at that end, and those without; None: it is elsewhere."""
+    if not _mentions(pattern, name):
+        return [], [pattern]
+    match pattern:
+        case Reference():
+            return [EMPTY], []
+        case Concat(parts):
+            edge = parts[-1] if is_right else parts[0]
+            others = parts[:-1] if is_right else parts[1:]
+            inner = _split_ends(name, edge, is_right)
+            if inner is None or any(_mentions(part, name) for part in others):
+                return None
+            around, rest = (
+                [concat((*others, each) if is_right else (each, *others)) for each in side]
+                for side in inner
+            )
+            return around, rest
+        case Repeat(part, 0, 1):
+            return _split_ends(name, Choice((part, EMPTY)), is_right)
+        case Choice(options):
+            splits = [_split_ends(name, option, is_right) for option in options]
+            found = [split for split in splits if split is not None]
+            if len(found) == len(splits):
+                return [each for split in found for each in split[0]], [
+                    each for split in found for each in split[1]
+                ]
+    return None
+
+
+# The most characters of a rule within a terminal, with all its rules written out.
+_MAX_SIZE = 2000
+_MAX_ROUNDS = 40
+# The most states of all terminals, sets of states, and rows.
+_MAX_STATES = 60_000
+_MAX_SETS = 10_000
+_MAX_ROWS = 500
+# A repetition with more characters counts as unbounded.
+_MAX_WRITTEN_OUT = 64
+
+
+def split_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
+    """The rules that the root needs, in terms of terminals and references."""
+    whole = _written_out(rules)
+    found = _reached(lambda name: _split(rules[name], whole))
+    if isinstance(found[ROOT], Terminal):
+        return found  # nothing follows it
+    for _ in range(_MAX_ROUNDS):
+        try:
+            wrong = too_greedy(found)
+        except TooManyStates:
+            break
+        if not wrong:
+            return found
+
+        def split_greedy(part: Pattern, wrong: Collection[Terminal] = wrong) -> Pattern:
+            return _parts(part.part) if isinstance(part, Terminal) and part in wrong else part
+
+        found = {name: mapped(pattern, split_greedy) for name, pattern in found.items()}
+    return _reached(lambda name: mapped(rules[name], _as_terminal))
+
+
+def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
+    """The rules that reach no recursive rule, without references, where that is not too large."""
+    mentions = {
+        name: list(dict.fromkeys(each.name for each in references(pattern)))
+        for name, pattern in rules.items()
+    }
+    whole: dict[str, Pattern] = {}
+
+    def is_whole(name: str, known: set[str]) -> bool:
+        if not known.issuperset(mentions[name]):
+            return False
+        whole[name] = _without_references(rules[name], whole)
+        return _size(whole[name]) <= _MAX_SIZE
+
+    kept = closure(mentions, is_whole)
+    return {name: pattern for name, pattern in whole.items() if name in kept}
+
+
+def _without_references(pattern: Pattern, whole: Mapping[str, Pattern]) -> Pattern:
+    return mapped(pattern, lambda part: whole[part.name] if isinstance(part, Reference) else part)
+
+
+def _size(pattern: Pattern) -> int:
+    is_leaf = isinstance(pattern, Chars | Reference | Terminal)
+    return 1 if is_leaf else sum(map(_size, children(pattern)))
+
+
+def _reached(made: Callable[[str], Pattern]) -> dict[str, Pattern]:
+    """The rules that the root reaches, as they are made."""
+    reached: dict[str, Pattern] = {}
+    todo = [ROOT]
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached[name] = made(name)
+            todo.extend(each.name for each in references(reached[name]))
+    return reached
+
+
+def _split(pattern: Pattern, whole: Mapping[str, Pattern]) -> Pattern:
+    """What has no recursion as terminals, as large as can be."""
+    if _is_whole(pattern, whole):
+        return _as_terminal(_without_references(pattern, whole))
+    match pattern:
+        case Concat(parts):
+            return concat(_with_joined_neighbours(parts, whole))
+        case Choice(options):
+            joined = [each for each in options if _is_whole(each, whole)]
+            others = [_split(each, whole) for each in options if not _is_whole(each, whole)]
+            return choice([*([_split(choice(joined), whole)] if joined else ()), *others])
+        case Repeat(part, min_count, max_count):
+            return Repeat(_split(part, whole), min_count, max_count)
+    return pattern
+
+
+def _is_whole(pattern: Pattern, whole: Mapping[str, Pattern]) -> bool:
+    return all(each.name in whole for each in references(pattern))
+
+
+def _with_joined_neighbours(
+    parts: Iterable[Pattern], whole: Mapping[str, Pattern]
+) -> Iterator[Pattern]:
+    joined: list[Pattern] = []
+    for part in parts:
+        if _is_whole(part, whole):
+            joined.append(part)
+            continue
+        yield _split(concat(joined), whole)
+        joined.clear()
+        yield _split(part, whole)
+    yield _split(concat(joined), whole)
+
+
+def _as_terminal(pattern: Pattern) -> Pattern:
+    return pattern if isinstance(pattern, Empty | Reference) else Terminal(pattern)
+
+
+def _parts(pattern: Pattern) -> Pattern:
+    """The parts of a greedy terminal as terminals."""
+    match pattern:
+        case Concat(parts):
+            return concat(map(_as_terminal, parts))
+        case Choice(options):
+            return choice(map(_as_terminal, options))
+        case Repeat(part, min_count, max_count):
+            return Repeat(_as_terminal(part), min_count, max_count)
+    return Terminal(pattern)
+
+
+class _Graph:
+    """What may be read next in an NFA without conditions; sets of states are bits of integers."""
+
+    def __init__(self, parts: Nfa) -> None:
+        self._parts = parts
+        self._closures: dict[int, int] = {}
+
+    def closure(self, state: int) -> int:
+        """The states that are reached without reading."""
+        found = self._closures.get(state)
+        if found is None:
+            found = 1 << state
+            todo = [state]
+            while todo:
+                for _, after in self._parts.epsilon_edges[todo.pop()]:
+                    if not found >> after & 1:
+                        found |= 1 << after
+                        todo.append(after)
+            self._closures[state] = found
+        return found
+
+    def edges(self, states: int) -> Iterator[tuple[int, int, int]]:
+        """The states that read something, with what they read and where it leads."""
+        for state in _bits(states):
+            edge = self._parts.char_edges[state]
+            if edge is not None:
+                yield state, *edge
+
+
+class _OrderBuilder(NfaBuilder):
+    """The grammar as an NFA that reads terminals, and returns from a rule to all its uses."""
+
+    def __init__(self, found: Mapping[str, Pattern]) -> None:
+        super().__init__(_MAX_STATES)
+        self.terminals: list[Terminal] = []
+        self.rules = {name: (self.state(), self.state()) for name in found}
+        for name, pattern in found.items():
+            start, end = self.rules[name]
+            self.link(self.add(_loosened(pattern), start), end)
+
+    def add(self, pattern: Pattern, start: int) -> int:
+        """Add a part behind `start`; returns the last state."""
+        match pattern:
+            case Reference(name):
+                begin, end = self.rules[name]
+                after = self.state()
+                self.link(start, begin)
+                self.link(end, after)
+                return after
+            case Terminal(inner):
+                self.terminals.append(pattern)
+                after = self.edge(len(self.terminals) - 1, start)
+                if _is_nullable(inner):
+                    self.link(start, after)
+                return after
+        return super().add(pattern, start)
+
+
+def _loosened(pattern: Pattern) -> Pattern:
+    """With large counts as loops, which have more texts and fewer states."""
+    match pattern:
+        case Concat(parts):
+            return Concat(tuple(map(_loosened, parts)))
+        case Choice(options):
+            return Choice(tuple(map(_loosened, options)))
+        case Repeat(part, min_count, max_count):
+            times = max_count or min_count
+            if max_count is None or times * _size(part) > _MAX_WRITTEN_OUT:
+                return Repeat(_loosened(part), min(min_count, 1), None)
+            return Repeat(_loosened(part), min_count, max_count)
+    return pattern
+
+
+def _is_nullable(pattern: Pattern) -> bool:
+    match pattern:
+        case Concat(parts):
+            return all(map(_is_nullable, parts))
+        case Choice(options):
+            return any(map(_is_nullable, options))
+        case Repeat(part, min_count):
+            return min_count == 0 or _is_nullable(part)
+    return isinstance(pattern, Empty)
+
+
+def too_greedy(found: Mapping[str, Pattern]) -> set[Terminal]:
+    """The greedy terminals. Raises TooManyStates.
+
+    The terminals that may be next at one point of a text, a row, are followed together, as the
+    engine follows them. Where one of them has ended and another could continue with a byte that may
+    also begin the next row, the other one is too greedy. All sets are over-approximated, so no
+    greedy terminal is missed.
+    """
+    order = _OrderBuilder(found)
+    lexer = _Lexer(order.terminals)
+    graph = _Graph(order.parts)
+    after: list[int] = [0] * len(order.terminals)
+    for _, terminal, end in graph.edges((1 << len(order.parts.char_edges)) - 1):
+        after[terminal] = _row(graph, graph.closure(end))
+    todo = [_row(graph, graph.closure(order.rules[ROOT][0]))]
+    seen = set(todo)
+    wrong = 0
+    while todo:
+        for ended, further in lexer.states(todo.pop()):
+            row = 0
+            for terminal in _bits(ended):
+                row |= after[terminal]
+            if row and row not in seen:
+                seen.add(row)
+                todo.append(row)
+                if len(seen) > _MAX_ROWS:
+                    raise TooManyStates("too many rows of terminals")
+            wrong |= lexer.beginning_like(further, row)
+    return {order.terminals[index] for index in _bits(wrong)}
+
+
+def _row(graph: _Graph, states: int) -> int:
+    found = 0
+    for _, terminal, _ in graph.edges(states):
+        found |= 1 << terminal
+    return found
+
+
+class _Lexer:
+    """The characters of all terminals."""
+
+    def __init__(self, terminals: Iterable[Terminal]) -> None:
+        builder = NfaBuilder(_MAX_STATES)
+        starts = []
+        self._owner: dict[int, int] = {}  # of states that read
+        self._final: dict[int, int] = {}
+        for index, terminal in enumerate(terminals):
+            begin = builder.state()
+            final = builder.add(_loosened(terminal.part), begin)
+            starts.append(begin)
+            self._final[final] = index
+            self._owner |= dict.fromkeys(range(begin, len(builder.parts.char_edges)), index)
+        graph = _Graph(builder.parts)
+        edges = list(graph.edges((1 << len(builder.parts.char_edges)) - 1))
+        self._finals = sum(1 << state for state in self._final)
+        kept = self._finals | sum(1 << state for state, _, _ in edges)
+        self._first = [graph.closure(start) & kept for start in starts]
+        self._edges = {
+            state: (label, graph.closure(end) & kept) for state, label, end in edges
+        }
+        sets = list(builder.parts.sets)
+        self._bytes = [first_bytes(ranges) for ranges in sets]
+        # For each class of characters that sets distinguish, the states that read it.
+        _, columns = join([Partition.of_sets([ranges]) for ranges in sets])
+        readers = [0] * len(sets)
+        for state, (label, _) in self._edges.items():
+            readers[label] |= 1 << state
+        self._readers = [
+            sum(readers[index] for index in np.flatnonzero(column).tolist()) for column in columns.T
+        ]
+
+    def states(self, row: int) -> Iterator[tuple[int, int]]:
+        """For each reachable set of states: the terminals that have ended, and the set.
+
+        Raises TooManyStates.
+        """
+        start = 0
+        for terminal in _bits(row):
+            start |= self._first[terminal]
+        seen = {start}
+        todo = [start]
+        while todo:
+            states = todo.pop()
+            for reader in self._readers:
+                after = 0
+                for state in _bits(states & reader):
+                    after |= self._edges[state][1]
+                if not after:
+                    continue
+                ended = 0
+                for state in _bits(after & self._finals):
+                    ended |= 1 << self._final[state]
+                if ended:
+                    yield ended, after
+                if after not in seen:
+                    seen.add(after)
+                    todo.append(after)
+                    if len(seen) > _MAX_SETS:
+                        raise TooManyStates("too many sets of states")
+
+    def beginning_like(self, states: int, row: int) -> int:
+        """The terminals that can continue with a byte with which the row may begin."""
+        begins = 0
+        for terminal in _bits(row):
+            for state in _bits(self._first[terminal]):
+                if state in self._edges:
+                    begins |= self._bytes[self._edges[state][0]]
+        found = 0
+        for state in _bits(states) if begins else ():
+            if state in self._edges and self._bytes[self._edges[state][0]] & begins:
+                found |= 1 << self._owner[state]
+        return found
+
+
+def _bits(number: int) -> Iterator[int]:
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest
+
+
+# The engine counts symbols in 16 bits.
+_MAX_TERMS = 60_000
+
+
+def _written(found: Mapping[str, Pattern]) -> str:
+    """The grammar text from `start` on."""
+    names = {name: f"r{index}" for index, name in enumerate(found)}
+    terminals: dict[str, str] = {}
+    num_parts = 0
+
+    def rule(pattern: Pattern) -> str:
+        nonlocal num_parts
+        num_parts += 1
+        if num_parts > _MAX_TERMS:
+            raise TooComplex(f"a grammar of more than {_MAX_TERMS} parts that are followed apart")
+        match pattern:
+            case Terminal(part):
+                return terminals.setdefault(written(part), f"T{len(terminals)}")
+            case Reference(name):
+                return names[name]
+            case Concat(parts):
+                return f"({' '.join(map(rule, parts))})"
+            case Choice(options):
+                return f"({' | '.join(map(rule, options))})"
+            case Repeat(part, min_count, max_count):
+                return f"({rule(part)}){bounds(min_count, max_count)}"
+        return '""'
+
+    lines = [f"start: {names[ROOT]}"]
+    lines += [f"{names[name]}: {rule(pattern)}" for name, pattern in found.items()]
+    lines += [f"{name}: /{pattern}/" for pattern, name in terminals.items()]
+    return "\n".join(lines) + "\n"

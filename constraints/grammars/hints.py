@@ -18,7 +18,6 @@ matcher and nothing else.
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import lru_cache
@@ -33,14 +32,13 @@ from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import CompletionHints
 from constraints.regex.look_around import conjuncts, looks_around
 from constraints.regex.syntax import (
-    Anchor,
     Chars,
     Choice,
     Concat,
     Dialect,
-    Empty,
     Pattern,
     Repeat,
+    has,
     parse,
 )
 from constraints.regex.writing import matching, searching
@@ -58,12 +56,6 @@ MAX_PATTERN_LEN = 50_000
 # The first of these characters in a set represents it: vocabularies spell them in few tokens, and
 # JSON needs no escapes for them.
 LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
-# The parts of a set in the engine's syntax.
-_PIECE = re.compile(
-    r"\\x\{(?P<first>[0-9A-F]+)\}(?:-\\x\{(?P<last>[0-9A-F]+)\})?"
-    r"|\\(?P<sign>[pP])\{(?P<name>[^}]*)\}"
-    r"|(?P<open>\[\^?)|(?P<close>\])|(?P<meet>&&)|(?P<any>\(\?s:\.\))"
-)
 
 
 def example_text(pattern: Pattern, min_len: int = 0) -> str | None:
@@ -77,8 +69,6 @@ def example_text(pattern: Pattern, min_len: int = 0) -> str | None:
 def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
     """A text `extra_len` longer than necessary, and how much of `extra_len` did not fit."""
     match pattern:
-        case Empty() | Anchor():
-            return "", extra_len
         case Chars():
             char = _char_of(pattern)
             return None if char is None else (char, extra_len)
@@ -98,6 +88,8 @@ def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
             return text, extra_len
         case Repeat():
             return _repeated(pattern, extra_len)
+        case _:
+            return "", extra_len
 
 
 def _repeated(pattern: Repeat, extra_len: int) -> tuple[str, int] | None:
@@ -137,54 +129,6 @@ def edges_of(chars: Chars) -> Iterator[str]:
             is_char = 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
             if is_char and has(chars, chr(code)):
                 yield chr(code)
-
-
-def has(chars: Chars, char: str) -> bool:
-    """Whether the set has the character."""
-    spellings = {char, char.lower(), char.upper()} if chars.folded else {char}
-    codes = [ord(each) for each in spellings if len(each) == 1]
-    is_member = any(
-        any(first <= code <= last for first, last in chars.ranges)
-        or any(_is_in(name, code) for name in chars.named)
-        for code in codes
-    )
-    return is_member != chars.negated
-
-
-def _is_in(named: str, code: int) -> bool:
-    """Whether a set in the engine's syntax has this character."""
-    # For each open set: whether it is negated, the intersection so far, the union so far.
-    open_sets = [(False, True, False)]
-    for part in _PIECE.finditer(named):
-        negated, met, has = open_sets.pop()
-        if part["open"]:
-            open_sets += [(negated, met, has), (part["open"] == "[^", True, False)]
-            continue
-        if part["meet"]:
-            met = met and has
-            has = False
-        elif part["close"]:
-            is_member = (met and has) != negated
-            negated, met, has = open_sets.pop() if open_sets else (False, True, False)
-            has = has or is_member
-        else:
-            has = has or _is_in_part(part, code)
-        open_sets.append((negated, met, has))
-    _, met, has = open_sets[-1]
-    return met and has
-
-
-def _is_in_part(part: re.Match[str], code: int) -> bool:
-    if part["any"]:
-        return True
-    if part["sign"]:
-        # Every character that this Python knows satisfies the ages in use.
-        is_member = part["name"].startswith("age:") or unicodedata.category(chr(code)).startswith(
-            part["name"]
-        )
-        return is_member != (part["sign"] == "P")
-    first = int(part["first"], 16)
-    return first <= code <= int(part["last"] or part["first"], 16)
 
 
 # The shortest text that is valid by every definition.

@@ -57,6 +57,7 @@ from constraints.regex.syntax import (
     Pattern,
     Repeat,
     children,
+    has,
     parse,
 )
 from constraints.regex.writing import translate_terminal
@@ -562,7 +563,7 @@ def _members(chars: Chars) -> Ranges:
     """Characters of a set; without those of named sets and of other letter cases."""
     if not chars.negated:
         # `\d` and `\w` contain all digits.
-        has_digits = any(name.startswith("[") for name in chars.named)
+        has_digits = has(chars, "0") and has(chars, "9")
         return encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
     if chars.named or chars.folded:
         return ()

@@ -10,8 +10,7 @@ The byte automaton of a partition:
 
 It accepts only well-formed UTF-8: no surrogates, no overlong forms, nothing above U+10FFFF.
 
-The characters that one item of a pattern matches depend on its flags, which are Python's
-IGNORECASE, ASCII and DOTALL. The rules for upper and lower case are taken from `re` itself.
+The rules for upper and lower case are taken from `re` itself.
 """
 
 import re
@@ -19,13 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
-from re import _constants as ops
-from typing import Any
+from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
-
-from constraints.regex.limits import OutOfReach
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -292,57 +288,19 @@ def _labels_at(partition: Partition, code_points: Row) -> Row:
     return partition.labels[found].astype(np.int64)
 
 
-_NEWLINE: Ranges = ((10, 10),)
-_CATEGORIES = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
-
-
-def matched(op: Any, argument: Any, flags: int) -> Ranges:
-    """The characters that an item of a parsed pattern matches. Raises OutOfReach."""
-    if op is ops.LITERAL:
-        return _folded(((argument, argument),), flags)
-    if op is ops.NOT_LITERAL:
-        return complement(_folded(((argument, argument),), flags))
-    if op is ops.ANY:
-        return complement(() if flags & re.DOTALL else _NEWLINE)
-    if op is not ops.IN:
-        raise OutOfReach(f"{op} in a pattern")
-    is_negated = argument[0][0] is ops.NEGATE
-    # A category applies to the character itself, not to its other case.
-    plain = united(_plain(*item) for item in argument[is_negated:] if item[0] is not ops.CATEGORY)
-    named = [_named(item[1], flags) for item in argument if item[0] is ops.CATEGORY]
-    ranges = united([_folded(plain, flags), *named])
-    return complement(ranges) if is_negated else ranges
-
-
-def word_characters(is_ascii: bool) -> Ranges:
-    """The word characters, which define word boundaries."""
-    return _category(_CATEGORIES["WORD"], is_ascii)
-
-
-def _plain(op: Any, argument: Any) -> Ranges:
-    if op is ops.RANGE:
-        return (argument,)
-    if op is not ops.LITERAL:
-        raise OutOfReach(f"{op} in a pattern")
-    return ((argument, argument),)
-
-
-def _named(category: Any, flags: int) -> Ranges:
-    name = str(category).removeprefix("CATEGORY_")
-    known = _CATEGORIES.get(name.removeprefix("NOT_"))
-    if known is None:
-        raise OutOfReach(f"{name} in a pattern")
-    ranges = _category(known, bool(flags & re.ASCII))
-    return complement(ranges) if name.startswith("NOT_") else ranges
+@cache
+def python_class(name: str) -> Ranges:
+    r"""The code points of \d or \w in this Python."""
+    code_points = np.arange(NUM_CODE_POINTS, dtype="<u4")
+    everything = code_points.tobytes().decode("utf-32-le", "surrogatepass")
+    return tuple((run.start(), run.end() - 1) for run in re.finditer(f"{name}+", everything))
 
 
 @cache
-def _category(name: str, is_ascii: bool) -> Ranges:
-    r"""The code points of \d, \s or \w in this Python."""
-    code_points = np.arange(NUM_CODE_POINTS, dtype="<u4")
-    everything = code_points.tobytes().decode("utf-32-le", "surrogatepass")
-    found = re.finditer(f"{name}+", everything, re.ASCII if is_ascii else re.UNICODE)
-    return tuple((run.start(), run.end() - 1) for run in found)
+def general_category(name: str) -> Ranges:
+    """The code points of one of Unicode's general categories, such as L and Lu."""
+    codes = [code for code in range(NUM_CODE_POINTS) if category(chr(code)).startswith(name)]
+    return united([((code, code),) for code in codes])
 
 
 @cache
@@ -359,12 +317,6 @@ def in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
     flags = re.IGNORECASE | (re.ASCII if is_ascii else re.UNICODE)
     matches = re.compile(f"[{members}]", flags).match
     return united([ranges, *(((code, code),) for code in _cased() if matches(chr(code)))])
-
-
-def _folded(ranges: Ranges, flags: int) -> Ranges:
-    if not flags & re.IGNORECASE or not ranges:
-        return ranges
-    return in_any_case(ranges, bool(flags & re.ASCII))
 
 
 def united(several: Iterable[Ranges]) -> Ranges:

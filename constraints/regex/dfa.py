@@ -1,4 +1,4 @@
-r"""Regular expressions in Python's syntax as automata, parsed by Python's own parser.
+r"""Regular expressions as automata.
 
     state of the DFA:   sets of the last character | lookbehind states | threads
     thread:             NFA states | lookaheads that must, that must not succeed
@@ -13,33 +13,33 @@ The DFA is made by subset construction; sets of states are bits of integers. Con
 the end, is known.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from re import _constants as ops
-from re import _parser as reader
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from constraints.errors import ConstraintError
 from constraints.regex.automaton import Automaton
-from constraints.regex.char_sets import (
-    NUM_CODE_POINTS,
-    Partition,
-    Ranges,
-    join,
-    matched,
-    word_characters,
-)
+from constraints.regex.char_sets import NUM_CODE_POINTS, Partition, Ranges, join
 from constraints.regex.limits import MAX_STEPS, OutOfReach, TooManyStates
+from constraints.regex.syntax import (
+    Anchor,
+    Chars,
+    Choice,
+    Concat,
+    Dialect,
+    Empty,
+    Look,
+    Pattern,
+    Repeat,
+    WordBoundary,
+    members,
+    parse,
+)
 
 # The most states of a pattern with its repeats written out.
 _MAX_PARTS = 4000
-# Flags that concern characters or the notation of a pattern.
-_SERVED_FLAGS = (
-    re.UNICODE | re.IGNORECASE | re.ASCII | re.DOTALL | re.VERBOSE | re.MULTILINE
-).value
 _EVERY: Ranges = ((0, NUM_CODE_POINTS - 1),)
 _NEWLINE: Ranges = ((10, 10),)
 _NO_NEWLINE: Ranges = ((0, 9), (11, NUM_CODE_POINTS - 1))
@@ -92,122 +92,97 @@ class Nfa:
     conditions: list[Condition]
 
 
-def read(pattern: str) -> Nfa:
-    """The NFA of the texts that re.fullmatch matches. Raises OutOfReach."""
-    try:
-        parsed = reader.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise OutOfReach(f"pattern {pattern!r}: {error}") from error
-    flags = int(parsed.state.flags)
-    if flags & ~_SERVED_FLAGS:
-        raise OutOfReach(f"flags in the pattern {pattern!r}")
-    builder = _Builder()
-    builder.parts.final = builder.sequence(parsed, 0, flags)
-    return builder.parts
+class NfaBuilder:
+    """Builds the NFA of a pattern part by part. Raises OutOfReach."""
 
-
-class _Builder:
-    """Builds the NFA item by item."""
-
-    def __init__(self) -> None:
+    def __init__(self, max_states: int = _MAX_PARTS) -> None:
         self.parts = Nfa(0, [[]], [None], {}, [])
-        self._num_lookarounds = 0  # nested around the current item
+        self._max_states = max_states
+        self._num_looks = 0  # around the present part
 
-    def sequence(self, items: Iterable[Any], start: int, flags: int) -> int:
-        """Add the items in sequence behind `start`; returns the last state."""
-        for op, argument in items:
-            start = self._item(op, argument, start, flags)
-        return start
+    def add(self, pattern: Pattern, start: int) -> int:
+        """Add a part behind `start`; returns the last state."""
+        match pattern:
+            case Empty():
+                return start
+            case Chars():
+                return self.edge(self._set(members(pattern)), start)
+            case Concat(parts):
+                for part in parts:
+                    start = self.add(part, start)
+                return start
+            case Choice(options):
+                return self._choice(options, start)
+            case Repeat():
+                return self._repeat(pattern, start)
+            case Anchor():
+                return self._anchor(pattern, start)
+            case WordBoundary(word, is_negated, fits_empty):
+                pairs = _ALL_PAIRS - _ONE_SIDE if is_negated else _ONE_SIDE
+                return self._boundary(members(word), pairs, start, fits_empty)
+            case Look():
+                return self._look(pattern, start)
+        raise AssertionError(f"{pattern} is for grammars alone")
 
-    def _state(self) -> int:
-        if len(self.parts.epsilon_edges) > _MAX_PARTS:
+    def state(self) -> int:
+        if len(self.parts.epsilon_edges) > self._max_states:
             raise TooManyStates("a pattern of too many parts")
         self.parts.epsilon_edges.append([])
         self.parts.char_edges.append(None)
         return len(self.parts.epsilon_edges) - 1
 
-    def _pass(self, start: int, end: int, condition: int | None = None) -> None:
+    def link(self, start: int, end: int, condition: int | None = None) -> None:
         self.parts.epsilon_edges[start].append((condition, end))
 
     def _set(self, ranges: Ranges) -> int:
         return self.parts.sets.setdefault(ranges, len(self.parts.sets))
 
-    def _read(self, ranges: Ranges, start: int) -> int:
-        end = self._state()
+    def edge(self, label: int, start: int) -> int:
+        """Add an edge that reads; returns its end."""
+        end = self.state()
         # A state has one character edge: another one begins in a new state.
-        begin = self._state()
-        self._pass(start, begin)
-        self.parts.char_edges[begin] = (self._set(ranges), end)
+        begin = self.state()
+        self.link(start, begin)
+        self.parts.char_edges[begin] = (label, end)
         return end
 
-    def _item(self, op: Any, argument: Any, start: int, flags: int) -> int:
-        if op is ops.SUBPATTERN:
-            _, on, off, items = argument
-            # `(?a:...)` replaces Unicode's rules, and vice versa.
-            if on & (re.ASCII | re.UNICODE):
-                off |= re.ASCII | re.UNICODE
-            return self.sequence(items, start, flags & ~off | on)
-        if op is ops.BRANCH:
-            return self._branch(argument[1], start, flags)
-        if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            return self._repeat(argument, start, flags)
-        if op is ops.AT:
-            return self._at(argument, start, flags)
-        if op in (ops.ASSERT, ops.ASSERT_NOT):
-            is_ahead = argument[0] > 0
-            return self._lookaround(argument[1], start, flags, is_ahead, op is ops.ASSERT_NOT)
-        return self._read(matched(op, argument, flags), start)
-
-    def _branch(self, options: Sequence[Iterable[Any]], start: int, flags: int) -> int:
-        ends = []
+    def _choice(self, options: Iterable[Pattern], start: int) -> int:
+        joined = self.state()
         for option in options:
-            begin = self._state()
-            self._pass(start, begin)
-            ends.append(self.sequence(option, begin, flags))
-        joined = self._state()
-        for end in ends:
-            self._pass(end, joined)
+            begin = self.state()
+            self.link(start, begin)
+            self.link(self.add(option, begin), joined)
         return joined
 
-    def _repeat(self, argument: Any, start: int, flags: int) -> int:
-        least, most, items = argument
-        for _ in range(least):
-            start = self.sequence(items, start, flags)
-        if most is ops.MAXREPEAT:
-            loop = self._state()
-            self._pass(start, loop)
-            self._pass(self.sequence(items, loop, flags), loop)
-            after = self._state()
-            self._pass(loop, after)
+    def _repeat(self, repeat: Repeat, start: int) -> int:
+        if isinstance(repeat.part, Empty):
+            return start
+        for _ in range(repeat.min_count):
+            start = self.add(repeat.part, start)
+        if repeat.max_count is None:
+            loop = self.state()
+            self.link(start, loop)
+            self.link(self.add(repeat.part, loop), loop)
+            after = self.state()
+            self.link(loop, after)
             return after
-        end = self._state()
-        for _ in range(int(most) - least):
-            self._pass(start, end)
+        end = self.state()
+        for _ in range(repeat.max_count - repeat.min_count):
+            self.link(start, end)
             # A new state for each repeat, or the loops of one would be entered by the next.
-            begin = self._state()
-            self._pass(start, begin)
-            start = self.sequence(items, begin, flags)
-        self._pass(start, end)
+            begin = self.state()
+            self.link(start, begin)
+            start = self.add(repeat.part, begin)
+        self.link(start, end)
         return end
 
-    def _at(self, where: Any, start: int, flags: int) -> int:
-        is_of_lines = bool(flags & re.MULTILINE)
-        if where is ops.AT_BEGINNING_STRING or (where is ops.AT_BEGINNING and not is_of_lines):
-            return self._boundary(_EVERY, _NOT_BEHIND, start)
-        if where is ops.AT_BEGINNING:
-            return self._boundary(_NO_NEWLINE, _NOT_BEHIND, start)
-        if where is ops.AT_END_STRING:
-            return self._boundary(_EVERY, _NOT_AHEAD, start)
-        if where is ops.AT_END:
-            return self._line_end(start, flags, is_of_lines)
-        words = word_characters(bool(flags & re.ASCII))
-        if where is ops.AT_BOUNDARY:
-            return self._boundary(words, _ONE_SIDE, start)
-        if where is ops.AT_NON_BOUNDARY:
-            # In older Pythons it does not match in an empty text.
-            fits_empty = re.fullmatch(r"\B", "") is not None
-            return self._boundary(words, _ALL_PAIRS - _ONE_SIDE, start, fits_empty)
-        raise OutOfReach(f"{where} in a pattern")
+    def _anchor(self, anchor: Anchor, start: int) -> int:
+        if anchor.may_have_newline:
+            end = Anchor(False, anchor.position)
+            newline = Look(Concat((Chars(_NEWLINE), end)), True, False, anchor.position)
+            return self._choice((end, newline), start)
+        pairs = _NOT_BEHIND if anchor.is_start else _NOT_AHEAD
+        return self._boundary(_NO_NEWLINE if anchor.of_lines else _EVERY, pairs, start)
 
     def _boundary(
         self,
@@ -217,35 +192,20 @@ class _Builder:
         fits_empty: bool = True,
     ) -> int:
         self.parts.conditions.append(Boundary(self._set(ranges), pairs, fits_empty))
-        end = self._state()
-        self._pass(start, end, len(self.parts.conditions) - 1)
+        end = self.state()
+        self.link(start, end, len(self.parts.conditions) - 1)
         return end
 
-    def _line_end(self, start: int, flags: int, is_of_lines: bool) -> int:
-        if is_of_lines:
-            return self._boundary(_NO_NEWLINE, _NOT_AHEAD, start)
-        # At the end, or before the newline that is the last character.
-        end = self._boundary(_EVERY, _NOT_AHEAD, start)
-        if self._num_lookarounds == 0:
-            items = [(ops.LITERAL, _NEWLINE[0][0]), (ops.AT, ops.AT_END_STRING)]
-            self._pass(self._lookaround(items, start, flags, True, False), end)
-            return end
-        raise OutOfReach("`$` in a look")
-
-    def _lookaround(
-        self, items: Any, start: int, flags: int, is_ahead: bool, is_negated: bool
-    ) -> int:
-        if is_ahead and self._num_lookarounds:
+    def _look(self, look: Look, start: int) -> int:
+        if look.is_ahead and self._num_looks:
             raise OutOfReach("looking ahead from within a look")
-        if not is_ahead and len(set(items.getwidth())) > 1:
-            raise OutOfReach("looking behind at texts of several lengths")
-        begin = self._state()
-        self._num_lookarounds += 1
-        final = self.sequence(items, begin, flags)
-        self._num_lookarounds -= 1
-        self.parts.conditions.append(Lookaround(is_ahead, is_negated, begin, final))
-        end = self._state()
-        self._pass(start, end, len(self.parts.conditions) - 1)
+        begin = self.state()
+        self._num_looks += 1
+        final = self.add(look.part, begin)
+        self._num_looks -= 1
+        self.parts.conditions.append(Lookaround(look.is_ahead, look.is_negated, begin, final))
+        end = self.state()
+        self.link(start, end, len(self.parts.conditions) - 1)
         return end
 
 
@@ -259,9 +219,20 @@ _NO_DUTIES: _Duties = (frozenset(), 0)
 _Situation = tuple[bool, ...]
 
 
-def matches(pattern: str, max_states: int = _MAX_STATES) -> Automaton:
+def matches(pattern: str) -> Automaton:
     """Accepts what re.fullmatch matches. Raises OutOfReach."""
-    return _SubsetConstruction(read(pattern), max_states).automaton()
+    try:
+        parsed = parse(pattern, Dialect.PYTHON)
+    except ConstraintError as error:
+        raise OutOfReach(f"pattern {pattern!r}: {error}") from error
+    return automaton_of(parsed)
+
+
+def automaton_of(pattern: Pattern, max_states: int = _MAX_STATES) -> Automaton:
+    """Accepts the texts that match the whole pattern. Raises OutOfReach, NotEnforced."""
+    builder = NfaBuilder()
+    builder.parts.final = builder.add(pattern, 0)
+    return _SubsetConstruction(builder.parts, max_states).automaton()
 
 
 @dataclass(frozen=True, slots=True)

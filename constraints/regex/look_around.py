@@ -9,27 +9,23 @@ diagrams", 1963.
 """
 
 import re
-import sys
-import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from constraints.errors import NotEnforced
 from constraints.regex.automaton import Automaton, can_reach, refined
-from constraints.regex.char_sets import NUM_CODE_POINTS, SURROGATES, Ranges, complement, united
-from constraints.regex.dfa import matches
+from constraints.regex.char_sets import NUM_CODE_POINTS, encodable
+from constraints.regex.dfa import automaton_of
 from constraints.regex.limits import TooManyStates
 from constraints.regex.syntax import (
+    ANY,
     EMPTY,
     Chars,
     Choice,
     Concat,
-    Dialect,
     Empty,
     Pattern,
-    PatternParser,
     Repeat,
 )
 
@@ -64,9 +60,9 @@ def pattern_of(automaton: Automaton) -> Pattern | None:
     for state in np.flatnonzero(live).tolist():
         for after in np.flatnonzero(live & np.isin(np.arange(len(live)), steps[state])).tolist():
             labels = np.flatnonzero(steps[state] == after).tolist()
-            ranges = tuple(sorted(each for label in labels for each in sets[label]))
+            ranges = encodable(tuple(each for label in labels for each in sets[label]))
             if ranges:
-                edges.add(state, after, _Part(Chars(_joined(ranges)), 1))
+                edges.add(state, after, _Part(Chars(ranges), 1))
         if accepts[state]:
             edges.add(state, edges.end, _NOTHING)
     edges.add(edges.start, int(blocks[0]), _NOTHING)
@@ -153,33 +149,19 @@ def _options(pattern: Pattern) -> tuple[Pattern, ...]:
 
 
 def _sets(automaton: Automaton) -> list[list[tuple[int, int]]]:
-    """The characters of each label, without surrogates."""
+    """The characters of each label."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(automaton.steps.shape[1])]
     starts = automaton.partition.starts.tolist()
-    ends = [*starts[1:], NUM_CODE_POINTS]
-    low, high = SURROGATES
-    for start, end, label in zip(starts, ends, automaton.partition.labels.tolist(), strict=True):
-        pieces = [(start, min(end - 1, low - 1)), (max(start, high + 1), end - 1)]
-        found[label] += [(first, last) for first, last in pieces if first <= last]
+    for start, end, label in zip(
+        starts, [*starts[1:], NUM_CODE_POINTS], automaton.partition.labels.tolist(), strict=True
+    ):
+        found[label].append((start, end - 1))
     return found
-
-
-def _joined(ranges: Ranges) -> Ranges:
-    """The same sorted ranges, those that touch as one; so are those around surrogates."""
-    joined = [ranges[0]]
-    for first, last in ranges[1:]:
-        if first == joined[-1][1] + 1 or (joined[-1][1], first) == (0xD7FF, 0xE000):
-            joined[-1] = (joined[-1][0], last)
-        else:
-            joined.append((first, last))
-    return tuple(joined)
 
 
 _MAX_STATES = 400
 _LOOKS = re.compile(r"\(\?<?[=!]|\\[bB]")
 _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_GROUP = re.compile(r"\(\?<(?![=!])(?P<name>[^>]*)>|\((?:\?(?:<?[=!]|[a-z-]*[:)]))?")
-_REFERENCE = re.compile(r"\\(?:k<(?P<name>[^>]*)>|(?P<number>[1-9][0-9]*))")
 
 
 def conjuncts(pattern: str) -> list[str]:
@@ -223,90 +205,14 @@ def looks_around(pattern: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def without_look_around(pattern: str) -> Pattern | None:
+def without_look_around(pattern: Pattern) -> Pattern | None:
     """A pattern of the whole texts in which this one is found. None: there are none.
 
     Raises OutOfReach, NotEnforced.
     """
-    return pattern_of(matches(rf"(?s:.*)(?:{for_python(pattern)})(?s:.*)", _MAX_STATES))
+    return pattern_of(automaton_of(around(pattern), _MAX_STATES))
 
 
-def for_python(pattern: str) -> str:
-    """The same pattern for `re.search`. Raises Malformed, NotEnforced."""
-    return _Rewriter(pattern, Dialect.ECMA).rewritten()
-
-
-class _Rewriter(PatternParser):
-    """Rewrites a pattern of ECMA 262 in Python's syntax, item by item."""
-
-    def rewritten(self) -> str:
-        """The same pattern for `re.search`. Raises Malformed, NotEnforced."""
-        pieces = []
-        while self._at < len(self._text):
-            pieces.append(self._item())
-        return "".join(pieces)
-
-    def _item(self) -> str:
-        start = self._at
-        if self._repeat_bounds(start) is not None:
-            return self._text[start : self._at]
-        char = self._peek()
-        if char == "(":
-            return self._opening()
-        found = _REFERENCE.match(self._text, start)
-        if found:
-            self._at = found.end()
-            name = found["name"] or found["number"]
-            # A group that has not matched yet counts as empty.
-            return f"(?({name})(?P={name}))" if found["name"] else rf"(?({name})\{name})"
-        self._at += 1
-        match char:
-            case "|" | ")":
-                return char
-            case "^" | "$":
-                return r"\A" if char == "^" else r"\Z"
-            case "\\" if self._peek() in ("b", "B"):
-                self._at += 1
-                return rf"(?a:\{self._text[self._at - 1]})"
-            case "\\":
-                read = self._class_or_code(start)
-                return _written(read if isinstance(read, Chars) else Chars(((read, read),)))
-            case "[":
-                return _written(self._set(start))
-            case ".":
-                return _written(self._dot())
-        return _written(Chars(((ord(char), ord(char)),)))
-
-    def _opening(self) -> str:
-        found = _GROUP.match(self._text, self._at)
-        assert found is not None, "a parenthesis is a group by itself"
-        self._at = found.end()
-        return found[0] if found["name"] is None else f"(?P<{found['name']}>"
-
-    def _add_class(self, chars: Chars, ranges: list[tuple[int, int]], named: list[str]) -> None:
-        ranges.extend(_ranges(chars))
-
-
-def _written(chars: Chars) -> str:
-    inner = "".join(rf"\U{first:08x}-\U{last:08x}" for first, last in _ranges(chars))
-    return f"[{inner}]" if inner else "(?!)"
-
-
-def _ranges(chars: Chars) -> Ranges:
-    """The characters of a set, in order."""
-    names = (name.removeprefix(r"\p{").removesuffix("}") for name in chars.named)
-    members = united([chars.ranges, *map(_category, names)])
-    return complement(members) if chars.negated else members
-
-
-@lru_cache(maxsize=32)
-def _category(name: str) -> Ranges:
-    """The characters of one of Unicode's general categories, such as L and Lu."""
-    ranges: list[tuple[int, int]] = []
-    for code in range(sys.maxunicode + 1):
-        if unicodedata.category(chr(code)).startswith(name):
-            first = ranges.pop()[0] if ranges and ranges[-1][1] == code - 1 else code
-            ranges.append((first, code))
-    if not ranges:
-        raise NotEnforced(f"`\\p{{{name}}}` is not known beside what looks around")
-    return tuple(ranges)
+def around(pattern: Pattern) -> Pattern:
+    """A pattern of the texts in which this one is found."""
+    return Concat((Repeat(ANY, 0, None), pattern, Repeat(ANY, 0, None)))

@@ -1,8 +1,7 @@
 r"""Searches a text for a schema's pattern (ECMA 262), with the same meaning as in masks.
 
-Uses the engine of masks. What it does not support (look-around, backreferences, word boundaries) is
-rewritten for Python, where `\d`, `\w`, `\b` and `$` differ, and matched by our own automata, or if
-they do not support it by `re`, which may take unlimited time on some texts.
+Uses the engine of masks, for what it does not support (look-around, word boundaries) our own
+automata, and for references back `re`, which may take unlimited time on some texts.
 """
 
 import re
@@ -10,12 +9,13 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from constraints.engine import LIMITS, GrammarLanguage, error_of
-from constraints.errors import Contradiction, NotEnforced, TooComplex
+from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.regex.automaton import Automaton
-from constraints.regex.dfa import matches
+from constraints.regex.dfa import automaton_of
 from constraints.regex.limits import OutOfReach
-from constraints.regex.look_around import for_python
+from constraints.regex.look_around import around
+from constraints.regex.syntax import Dialect, parse
 from constraints.regex.writing import search_grammar
 from constraints.spec import Kind
 
@@ -37,20 +37,39 @@ def _finder(pattern: str) -> _Finder:
         return _by_engine(search_grammar(pattern))
     except Contradiction:
         return lambda text: False
-    except (NotEnforced, TooComplex):
-        rewritten = for_python(pattern)
+    except (NotEnforced, TooComplex) as error:
+        refusal: ConstraintError = error
     try:
-        return _by_automaton(matches(rf"(?s:.*)(?:{rewritten})(?s:.*)"))
-    except OutOfReach:
-        compiled = _compiled(rewritten)
+        return _by_automaton(automaton_of(around(parse(pattern, Dialect.ECMA))))
+    except (NotEnforced, OutOfReach):
+        compiled = _compiled(pattern, refusal)
     return lambda text: compiled.search(text) is not None
 
 
-def _compiled(rewritten: str) -> re.Pattern[str]:
+# What Python spells differently: references back, names of groups, and edges.
+_DIFFERENT = re.compile(
+    r"\\k<(?P<name>[^>]*)>|\\(?P<number>[1-9])|(?P<group>\(\?<(?![=!]))|(?P<edge>[$^])"
+    r"|\\.|\[(?:\\.|[^\]\\])*\]",
+    re.DOTALL,
+)
+
+
+def _compiled(pattern: str, refusal: ConstraintError) -> re.Pattern[str]:
     try:
-        return re.compile(rewritten)
-    except (re.error, OverflowError) as error:
-        raise NotEnforced(f"a pattern cannot be read: {error}") from None
+        return re.compile(_DIFFERENT.sub(_for_python, pattern), re.ASCII)
+    except (re.error, OverflowError):
+        raise refusal from None
+
+
+def _for_python(found: re.Match[str]) -> str:
+    if found["group"]:
+        return "(?P<"
+    if found["edge"]:
+        return r"\A" if found["edge"] == "^" else r"\Z"
+    # A group that has not matched yet counts as empty.
+    if found["name"]:
+        return f"(?({found['name']})(?P={found['name']}))"
+    return rf"(?({found['number']})\{found['number']})" if found["number"] else found[0]
 
 
 def _by_engine(grammar: str) -> _Finder:

@@ -1,23 +1,35 @@
 r"""Parses regular expressions: Python's, as clients write them, and ECMA 262's, as in schemas.
 
-Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor
+Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor | WordBoundary | Look
 
-The two differ in the meaning of \d, \w, \s and `.`, in a few escapes and in braces. Python's
-classes follow the Unicode version of this Python; ECMA 262's \d and \w are ASCII only. What is not
-regular or not supported by the engine (look-around, backreferences, atomic groups, \b) is refused
-here, where its place is known. Lazy repeats match the same whole texts as greedy ones.
+The two differ in the meaning of \d, \w, \s, `.`, `$` and \B, in a few escapes and in braces.
+Python's classes follow the Unicode version of this Python; ECMA 262's \d and \w are ASCII only.
+What is not regular (backreferences, atomic groups) is refused here, where its place is known. Lazy
+repeats match the same whole texts as greedy ones.
 
 Which characters are equal when a pattern ignores case: the engine follows Unicode. Python has more
 (four of them equal `i`) and fewer: with `(?ai)` only the letters of ASCII, and a class like `\w`
 applies to the character itself, not to its other case.
 """
 
+import re
 import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 
 from constraints.errors import ConstraintError, NotEnforced, complaint
-from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Ranges, in_any_case
+from constraints.regex.char_sets import (
+    NUM_CODE_POINTS,
+    WHITESPACE,
+    Ranges,
+    complement,
+    general_category,
+    in_any_case,
+    python_class,
+    united,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +39,14 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set: code points, and sets with names.
+    r"""One character of a set: code points, and other sets.
 
     ranges:    (first, last) code points
-    named:     sets in the engine's syntax, such as `\\p{L}`
+    named:     sets within it, and `\d` and `\w` of Python or properties such as `\p{L}`
     """
 
     ranges: Ranges
-    named: tuple[str, ...] = ()
+    named: "tuple[str | Chars, ...]" = ()
     negated: bool = False
     folded: bool = False
 
@@ -64,13 +76,56 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The start of the text, or its end."""
+    """The start of the text, or its end.
+
+    of_lines:          of a line, too
+    may_have_newline:  a newline that ends the text may follow, as behind Python's `$`
+    """
 
     is_start: bool
     position: int
+    of_lines: bool = False
+    may_have_newline: bool = False
 
 
-Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor
+@dataclass(frozen=True, slots=True)
+class WordBoundary:
+    r"""`\b`, or `\B`. fits_empty: whether it may hold in the empty text."""
+
+    word: Chars
+    is_negated: bool
+    fits_empty: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A lookahead or a lookbehind."""
+
+    part: "Pattern"
+    is_ahead: bool
+    is_negated: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Of a grammar alone: what a rule stands for."""
+
+    name: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terminal:
+    """Of a grammar alone: what the engine's lexer reads at once; compared by identity."""
+
+    part: "Pattern"
+
+
+Pattern = (
+    Empty | Chars | Concat | Choice | Repeat | Anchor | WordBoundary | Look | Reference | Terminal
+)
 
 EMPTY = Empty()
 ANY = Chars((), negated=True)
@@ -83,10 +138,40 @@ def children(pattern: Pattern) -> tuple[Pattern, ...]:
             return parts
         case Choice(options):
             return options
-        case Repeat(part):
+        case Repeat(part) | Look(part):
             return (part,)
         case _:
             return ()
+
+
+def mapped(pattern: Pattern, change: Callable[[Pattern], Pattern]) -> Pattern:
+    """The pattern with all of its parts changed that have no parts themselves."""
+    match pattern:
+        case Concat(parts):
+            return concat(mapped(part, change) for part in parts)
+        case Choice(options):
+            return Choice(tuple(mapped(option, change) for option in options))
+        case Repeat(part) | Look(part):
+            return replace(pattern, part=mapped(part, change))
+        case _:
+            return change(pattern)
+
+
+def concat(parts: Iterable[Pattern]) -> Pattern:
+    """One after the other, without what is empty."""
+    kept = tuple(part for part in parts if part != EMPTY)
+    return kept[0] if len(kept) == 1 else Concat(kept) if kept else EMPTY
+
+
+def choice(options: Iterable[Pattern]) -> Pattern:
+    """One of the options, of which there is at least one."""
+    kept = tuple(options)
+    return kept[0] if len(kept) == 1 else Choice(kept)
+
+
+def has_looks(pattern: Pattern) -> bool:
+    """Whether there is anything in it that the engine cannot follow, but for anchors."""
+    return isinstance(pattern, Look | WordBoundary) or any(map(has_looks, children(pattern)))
 
 
 def written_set(chars: Chars) -> str:
@@ -94,11 +179,53 @@ def written_set(chars: Chars) -> str:
     members = "".join(
         rf"\x{{{first:X}}}" if first == last else rf"\x{{{first:X}}}-\x{{{last:X}}}"
         for first, last in chars.ranges
-    ) + "".join(chars.named)
+    ) + "".join(
+        written_set(each) if isinstance(each, Chars) else _OF_ENGINE.get(each, each)
+        for each in chars.named
+    )
     if not members:
         return "(?s:.)" if chars.negated else r"[^\x{0}-\x{10FFFF}]"
     written = f"[{'^' if chars.negated else ''}{members}]"
     return f"(?i:{written})" if chars.folded else written
+
+
+@lru_cache(maxsize=4096)
+def members(chars: Chars) -> Ranges:
+    """The code points of a set. Raises NotEnforced for what only the engine knows."""
+    found = united([chars.ranges, *map(_members_of, chars.named)])
+    if chars.folded and found:
+        found = in_any_case(found, False)
+    return complement(found) if chars.negated else found
+
+
+def _members_of(named: str | Chars) -> Ranges:
+    if isinstance(named, Chars):
+        return members(named)
+    if named in _OF_ENGINE:
+        return python_class(named)
+    found = general_category(named.removeprefix(r"\p{").removesuffix("}"))
+    if not found:
+        raise NotEnforced(f"`{named}` is not known beside what looks around")
+    return found
+
+
+def has(chars: Chars, char: str) -> bool:
+    """Whether the set has the character."""
+    spellings = {char, char.lower(), char.upper()} if chars.folded else {char}
+    return chars.negated != any(
+        any(first <= ord(each) <= last for first, last in chars.ranges)
+        or any(_is_in(named, each) for named in chars.named)
+        for each in spellings
+        if len(each) == 1
+    )
+
+
+def _is_in(named: str | Chars, char: str) -> bool:
+    if isinstance(named, Chars):
+        return has(named, char)
+    if named in _OF_ENGINE:
+        return re.match(named, char) is not None
+    return unicodedata.category(char).startswith(named.removeprefix(r"\p{").removesuffix("}"))
 
 
 class Dialect(Enum):
@@ -120,6 +247,8 @@ _ECMA_SPACE: Ranges = (
 )
 # Code points that this Python knows; excludes newer letters of the engine's tables.
 _AGE = rf"\p{{age:{unicodedata.unidata_version.rsplit('.', 1)[0]}}}"
+# Python's classes in the engine's syntax.
+_OF_ENGINE = {r"\d": rf"[\p{{Nd}}&&{_AGE}]", r"\w": rf"[_[\p{{L}}\p{{N}}]&&{_AGE}]"}
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11}
 
 
@@ -130,17 +259,74 @@ class Flags:
     folded: bool = False
     dot_all: bool = False
     ascii: bool = False
+    of_lines: bool = False
+    verbose: bool = False
 
     def switched(self, letters: str, on: bool) -> "Flags":
         return Flags(
             on if "i" in letters else self.folded,
             on if "s" in letters else self.dot_all,
             on if "a" in letters else self.ascii and not (on and "u" in letters),
+            on if "m" in letters else self.of_lines,
+            on if "x" in letters else self.verbose,
         )
 
 
-class EscapeReader:
-    """Reads a pattern character by character."""
+_CASE_DISTANCE = 0x20
+_LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))
+# I, i, and both with and without a dot.
+_EVERY_I: Ranges = ((0x49, 0x49), (0x69, 0x69), (0x130, 0x131))
+
+
+def folded(chars: Chars, *, is_python: bool, is_ascii: bool) -> Chars:
+    """The set with the other cases of its characters."""
+    if not is_python:
+        return replace(chars, folded=True)
+    if chars.named:
+        # The engine would apply the classes to other cases, too.
+        return replace(chars, ranges=in_any_case(chars.ranges, is_ascii) if chars.ranges else ())
+    if is_ascii:
+        return replace(chars, ranges=chars.ranges + _in_other_case(chars.ranges))
+    has_i = any(
+        first <= last_i and first_i <= last
+        for first, last in chars.ranges
+        for first_i, last_i in _EVERY_I
+    )
+    return replace(chars, ranges=chars.ranges + (_EVERY_I if has_i else ()), folded=True)
+
+
+def _in_other_case(ranges: Ranges) -> Ranges:
+    return tuple(
+        (max(first, low) + distance, min(last, high) + distance)
+        for first, last in ranges
+        for low, high, distance in _LETTERS
+        if first <= high and low <= last
+    )
+
+
+# The most repeats: engines count in 32 bits.
+MAX_REPEAT = 1_000_000
+_MAX_DEPTH = 100
+
+
+_FLAGS = frozenset("aimsux")
+_BLANK = re.compile(r"[ \t\n\r\f\v]+|#[^\n]*")
+# Whether it is ahead, and whether it is negated.
+_LOOKS = {"=": (True, False), "!": (True, True), "<=": (False, False), "<!": (False, True)}
+_UNSUPPORTED_GROUPS = {
+    ">": "an atomic group",
+    "(": "a condition on a group",
+    "P=": "a reference back",
+}
+
+
+def parse(text: str, dialect: Dialect) -> Pattern:
+    """Parse a pattern. Raises Malformed, and NotEnforced for what is not regular."""
+    return _Parser(text, dialect).parse()
+
+
+class _Parser:
+    """Parses one pattern from left to right."""
 
     def __init__(self, text: str, dialect: Dialect) -> None:
         self._text = text
@@ -148,6 +334,14 @@ class EscapeReader:
         self._has_properties = dialect is not Dialect.PYTHON
         self._at = 0
         self._flags = Flags()
+        self._depth = 0
+        self._names: set[str] = set()
+
+    def parse(self) -> Pattern:
+        pattern = self._choice()
+        if self._at < len(self._text):
+            raise self._wrong(self._at, "a `)` that closes nothing")
+        return pattern
 
     def _wrong(self, start: int, what: str, hint: str | None = None) -> ConstraintError:
         return complaint(self._text, start, max(self._at, start + 1), what, hint)
@@ -208,9 +402,7 @@ class EscapeReader:
             return (_ASCII_SPACE if is_ascii else WHITESPACE), ()
         if is_ascii:
             return (_DIGIT if char == "d" else _WORD), ()
-        if char == "d":
-            return (), (rf"[\p{{Nd}}&&{_AGE}]",)
-        return ((0x5F, 0x5F),), (rf"[[\p{{L}}\p{{N}}]&&{_AGE}]",)
+        return (), (rf"\{char}",)
 
     def _octal(self, start: int, first: str) -> int:
         digits = first
@@ -267,80 +459,6 @@ class EscapeReader:
             raise self._wrong(start, f"`\\{char}` needs a property's name in braces")
         return Chars((), (rf"\p{{{name}}}",), negated=char == "P")
 
-
-_CASE_DISTANCE = 0x20
-_LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))
-# I, i, and both with and without a dot.
-_EVERY_I: Ranges = ((0x49, 0x49), (0x69, 0x69), (0x130, 0x131))
-
-
-def folded(chars: Chars, *, is_python: bool, is_ascii: bool) -> Chars:
-    """The set with the other cases of its characters."""
-    if not is_python:
-        return replace(chars, folded=True)
-    if chars.named:
-        # The engine would apply the classes to other cases, too.
-        return replace(chars, ranges=in_any_case(chars.ranges, is_ascii) if chars.ranges else ())
-    if is_ascii:
-        return replace(chars, ranges=chars.ranges + _in_other_case(chars.ranges))
-    has_i = any(
-        first <= last_i and first_i <= last
-        for first, last in chars.ranges
-        for first_i, last_i in _EVERY_I
-    )
-    return replace(chars, ranges=chars.ranges + (_EVERY_I if has_i else ()), folded=True)
-
-
-def _in_other_case(ranges: Ranges) -> Ranges:
-    return tuple(
-        (max(first, low) + distance, min(last, high) + distance)
-        for first, last in ranges
-        for low, high, distance in _LETTERS
-        if first <= high and low <= last
-    )
-
-
-# The most repeats: engines count in 32 bits.
-MAX_REPEAT = 1_000_000
-_MAX_DEPTH = 100
-
-
-_FLAGS = frozenset("aimsux")
-_LOOKS = {"=": "look-ahead", "!": "look-ahead", "<=": "look-behind", "<!": "look-behind"}
-_UNSUPPORTED_GROUPS = {
-    ">": "an atomic group",
-    "(": "a condition on a group",
-    "P=": "a reference back",
-}
-
-
-def parse(text: str, dialect: Dialect) -> Pattern:
-    """Parse a pattern. Raises Malformed, and NotEnforced for what masks cannot enforce."""
-    return PatternParser(text, dialect).parse()
-
-
-class PatternParser(EscapeReader):
-    """Parses one pattern from left to right."""
-
-    def __init__(self, text: str, dialect: Dialect) -> None:
-        super().__init__(text, dialect)
-        self._depth = 0
-        self._names: set[str] = set()
-        # The first construct that only other automata may support.
-        self._refusal: ConstraintError | None = None
-
-    def parse(self) -> Pattern:
-        pattern = self._choice()
-        if self._at < len(self._text):
-            raise self._wrong(self._at, "a `)` that closes nothing")
-        if self._refusal is not None:
-            raise self._refusal
-        return pattern
-
-    def _refuse_later(self, start: int, what: str) -> None:
-        """Record a refusal; it is raised only if the rest of the pattern is well-formed."""
-        self._refusal = self._refusal or self._unsupported(start, what)
-
     def _choice(self) -> Pattern:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -351,16 +469,24 @@ class PatternParser(EscapeReader):
             options.append(self._concat())
         self._flags = flags
         self._depth -= 1
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return choice(options)
 
     def _concat(self) -> Pattern:
         parts: list[Pattern] = []
         while self._at < len(self._text) and self._peek() not in "|)":
+            if self._flags.verbose and self._skip_blank():
+                continue
             start = self._at
             part = self._atom()
             if part is not None:
                 parts.append(self._repeated(part, start))
         return parts[0] if len(parts) == 1 else Concat(tuple(parts)) if parts else EMPTY
+
+    def _skip_blank(self) -> bool:
+        """Skip white space or a comment of a verbose pattern."""
+        found = _BLANK.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found is not None
 
     def _atom(self) -> Pattern | None:
         """One repeatable item; None for items without text, such as flags."""
@@ -375,7 +501,8 @@ class PatternParser(EscapeReader):
             case ".":
                 return self._dot()
             case "^" | "$":
-                return Anchor(char == "^", start)
+                is_dollar = char == "$" and self._is_python and not self._flags.of_lines
+                return Anchor(char == "^", start, self._flags.of_lines, is_dollar)
             case "\\":
                 return self._escape(start)
             case "*" | "+" | "?":
@@ -399,11 +526,13 @@ class PatternParser(EscapeReader):
     # -- repeats
 
     def _repeated(self, part: Pattern, start: int) -> Pattern:
+        while self._flags.verbose and self._skip_blank():
+            pass
         at = self._at
         bounds = self._repeat_bounds(at)
         if bounds is None:
             return part
-        if isinstance(part, Anchor) and self._text[start] != "(":
+        if isinstance(part, Anchor | WordBoundary) and self._text[start] != "(":
             raise self._wrong(start, "an anchor cannot be repeated")
         min_count, max_count = bounds
         if max(min_count, max_count or 0) > MAX_REPEAT:
@@ -455,12 +584,16 @@ class PatternParser(EscapeReader):
                 return None
             if self._is_flags_alone(start):
                 return None
-            self._group_kind(start)
+            look = next((sign for sign in _LOOKS if self._take(sign)), None)
+            if look is None:
+                self._group_kind(start)
+        else:
+            look = None
         pattern = self._choice()
         if not self._take(")"):
             raise self._wrong(start, "this `(` is never closed")
         self._flags = flags
-        return pattern
+        return pattern if look is None else Look(pattern, *_LOOKS[look], start)
 
     def _skip_comment(self, start: int) -> None:
         close = self._text.find(")", self._at)
@@ -472,10 +605,6 @@ class PatternParser(EscapeReader):
         """Read what follows `(?` up to the group's content."""
         if self._take(":"):
             return
-        for sign, name in _LOOKS.items():
-            if self._take(sign):
-                self._refuse_later(start, name)
-                return
         for sign, name in _UNSUPPORTED_GROUPS.items():
             if self._take(sign):
                 raise self._unsupported(start, name)
@@ -511,8 +640,6 @@ class PatternParser(EscapeReader):
         while self._peek() and (self._peek() in _FLAGS or self._peek() == "-"):
             self._at += 1
         on, _, off = self._text[at : self._at].partition("-")
-        if "x" in on:
-            raise self._unsupported(start, "the flag x")
         return on, off
 
     # -- escapes and sets
@@ -524,8 +651,10 @@ class PatternParser(EscapeReader):
             return Anchor(char == "A", start)
         if char in ("b", "B"):
             self._at += 1
-            self._refuse_later(start, f"a word boundary `\\{char}`")
-            return EMPTY
+            word = Chars(*self._class_members("w"))
+            # In older Pythons `\B` does not match in an empty text.
+            fits_empty = not self._is_python or re.fullmatch(r"\B", "") is not None
+            return WordBoundary(word, char == "B", char == "b" or fits_empty, start)
         if char in ("k", "g") or (char in "123456789" and char and not self._is_octal()):
             self._at += 1
             raise self._unsupported(start, "a reference back")
@@ -539,7 +668,7 @@ class PatternParser(EscapeReader):
     def _set(self, start: int) -> Chars:
         negated = self._take("^")
         ranges: list[tuple[int, int]] = []
-        named: list[str] = []
+        named: list[str | Chars] = []
         is_first = self._is_python
         while is_first or not self._take("]"):
             if self._at >= len(self._text):
@@ -556,13 +685,10 @@ class PatternParser(EscapeReader):
                     raise self._wrong(at, "a range whose end is before its beginning")
                 ranges.append((low, high))
             elif isinstance(low, Chars):
-                self._add_class(low, ranges, named)
+                named.append(low)
             else:
                 ranges.append((low, low))
         return self._folded(Chars(tuple(ranges), tuple(named), negated))
-
-    def _add_class(self, chars: Chars, ranges: list[tuple[int, int]], named: list[str]) -> None:
-        named.append(written_set(chars))
 
     def _folded(self, chars: Chars) -> Chars:
         """The set, with other letter cases if the pattern ignores case."""

@@ -9,7 +9,7 @@ In the pattern of a JSON string the engine takes a set with all control characte
 escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from constraints.engine import HEADER
@@ -25,9 +25,15 @@ from constraints.regex.syntax import (
     Concat,
     Dialect,
     Empty,
+    Look,
     Pattern,
     Repeat,
+    WordBoundary,
     children,
+    choice,
+    concat,
+    has_looks,
+    mapped,
     parse,
     written_set,
 )
@@ -39,40 +45,15 @@ _ESCAPED = (ord('"'), ord("\\"))
 
 def without_misread_sets(pattern: Pattern) -> Pattern:
     """The same pattern; where sets would be misread, without NUL in any set like them."""
-    if any(_is_misread(chars) for chars in _sets(pattern)):
-        return _mapped(pattern, _without_nul)
-    return pattern
+    return mapped(pattern, _without_nul) if _is_misread(pattern) else pattern
 
 
-def _sets(pattern: Pattern) -> Iterator[Chars]:
-    match pattern:
-        case Chars():
-            yield pattern
-        case Concat(parts) | Choice(parts):
-            for part in parts:
-                yield from _sets(part)
-        case Repeat(part):
-            yield from _sets(part)
-
-
-def _mapped(pattern: Pattern, change: Callable[[Chars], Chars]) -> Pattern:
-    match pattern:
-        case Chars():
-            return change(pattern)
-        case Concat(parts):
-            return Concat(tuple(_mapped(part, change) for part in parts))
-        case Choice(options):
-            return Choice(tuple(_mapped(option, change) for option in options))
-        case Repeat(part):
-            return replace(pattern, part=_mapped(part, change))
-        case _:
-            return pattern
-
-
-def _is_misread(chars: Chars) -> bool:
+def _is_misread(pattern: Pattern) -> bool:
+    if not isinstance(pattern, Chars):
+        return any(map(_is_misread, children(pattern)))
     # The members of named sets are known to the engine only.
-    return bool(chars.named) or (
-        not _has_escaped(chars) and all(_has(chars, code) for code in _CONTROLS)
+    return bool(pattern.named) or (
+        not _has_escaped(pattern) and all(_has(pattern, code) for code in _CONTROLS)
     )
 
 
@@ -84,7 +65,9 @@ def _has(chars: Chars, code: int) -> bool:
     return chars.negated != any(first <= code <= last for first, last in chars.ranges)
 
 
-def _without_nul(chars: Chars) -> Chars:
+def _without_nul(chars: Pattern) -> Pattern:
+    if not isinstance(chars, Chars):
+        return chars
     if chars.named:
         inner = written_set(replace(chars, folded=False))
         return Chars((), (rf"{inner}&&[^\x{{0}}]",), folded=chars.folded)
@@ -167,20 +150,20 @@ def searching(pattern: str) -> Pattern | None:
 
 
 def _searched(pattern: str) -> list[Pattern]:
-    try:
-        parsed = parse(pattern, Dialect.ECMA)
-    except NotEnforced as error:
+    parsed = parse(pattern, Dialect.ECMA)
+    if has_looks(parsed):
         try:
-            found = without_look_around(pattern)
+            found = without_look_around(parsed)
         except (OutOfReach, NotEnforced):
-            raise error from None
+            _refuse(parsed, pattern, anchors=False)
+            raise
         return [] if found is None else [found]
     whole: list[Pattern] = []
     for is_started, each in _held(_split(parsed, is_start=True)):
         for is_ended, part in _held(_split(each, is_start=False)):
             before = () if is_started else (_ANY_TEXT,)
             after = () if is_ended else (_ANY_TEXT,)
-            whole.append(_concat((*before, part, *after)))
+            whole.append(concat((*before, part, *after)))
     return whole
 
 
@@ -221,16 +204,16 @@ def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
     )
     if num_held:
         inner = parts[num_held:] if is_start else parts[: len(parts) - num_held]
-        held, loose = _split(_concat(inner), is_start=is_start)
+        held, loose = _split(concat(inner), is_start=is_start)
         return _choice([each for each in (held, loose) if each is not None]), None
     edge, rest = (parts[0], parts[1:]) if is_start else (parts[-1], parts[:-1])
     join: Callable[[Pattern, Pattern], Pattern] = (
-        (lambda one, other: _concat((one, other)))
+        (lambda one, other: concat((one, other)))
         if is_start
-        else (lambda one, other: _concat((other, one)))
+        else (lambda one, other: concat((other, one)))
     )
     anchored, free = _split(edge, is_start=is_start)
-    others = _concat(rest)
+    others = concat(rest)
     if anchored is None:
         return None, None if free is None else join(free, others)
     if isinstance(anchored, Empty) and free is None:
@@ -240,42 +223,36 @@ def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
     return join(anchored, others), None if free is None else join(free, others)
 
 
-def _concat(parts: tuple[Pattern, ...]) -> Pattern:
-    flat: list[Pattern] = []
-    for part in parts:
-        if isinstance(part, Concat):
-            flat.extend(part.parts)
-        elif not isinstance(part, Empty):
-            flat.append(part)
-    return flat[0] if len(flat) == 1 else Concat(tuple(flat)) if flat else EMPTY
-
-
 def _choice(options: list[Pattern]) -> Pattern | None:
-    if not options:
-        return None
-    return options[0] if len(options) == 1 else Choice(tuple(options))
+    return choice(options) if options else None
 
 
 def _has_anchor(pattern: Pattern) -> bool:
-    return next(_anchors(pattern), None) is not None
-
-
-def _anchors(pattern: Pattern) -> Iterator[Anchor]:
-    if isinstance(pattern, Anchor):
-        yield pattern
-    for part in children(pattern):
-        yield from _anchors(part)
+    return isinstance(pattern, Anchor) or any(map(_has_anchor, children(pattern)))
 
 
 def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
     if pattern is None:
         return written_set(Chars(()))
-    for anchor in _anchors(pattern):
-        sign = "^" if anchor.is_start else "$"
-        what = f"`{sign}` is supported only where the edge of the text is known to be"
-        wrong = complaint(text, anchor.position, anchor.position + 1, what)
-        raise NotEnforced(str(wrong), position=anchor.position)
+    _refuse(pattern, text)
     return written(pattern)
+
+
+def _refuse(pattern: Pattern, text: str, *, anchors: bool = True) -> None:
+    """Raises NotEnforced for what the engine cannot follow, with its place in `text`."""
+    match pattern:
+        case Anchor(is_start, at) if anchors:
+            sign = "^" if is_start else "$"
+            what = f"`{sign}` is supported only where the edge of the text is known to be"
+        case WordBoundary(_, is_negated, _, at):
+            what = rf"a word boundary `\{'B' if is_negated else 'b'}` is not supported"
+        case Look(_, is_ahead, _, at):
+            what = f"{'look-ahead' if is_ahead else 'look-behind'} is not supported"
+        case _:
+            for part in children(pattern):
+                _refuse(part, text, anchors=anchors)
+            return
+    raise NotEnforced(str(complaint(text, at, at + 1, what)), position=at)
 
 
 def written(pattern: Pattern) -> str:
@@ -296,8 +273,7 @@ def written(pattern: Pattern) -> str:
             if not isinstance(part, Chars | Choice):
                 inner = f"(?:{inner})"
             return inner + bounds(min_count, max_count)
-        case Anchor():
-            raise AssertionError("anchors are gone by now")
+    raise AssertionError(f"{pattern} was to be refused before")
 
 
 def bounds(min_count: int, max_count: int | None) -> str:

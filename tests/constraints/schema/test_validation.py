@@ -175,6 +175,7 @@ def test_a_pattern_is_found_as_ecma_262_has_it(pattern: str, text: str) -> None:
         (r"^(?!b)a$", "a\n"),
         (r"(?!b)^\w$", "é"),
         (r"(?<=a{2})b", "ab"),
+        (r"(?<=a{2,})b", "ab"),
         (r"^(a|b)\1$", "ab"),
         (r"(?=x)[^\p{L}]", "x"),
     ],
@@ -201,9 +202,7 @@ def test_both_readings_of_a_pattern_agree(pieces: list[tuple[str, str]], text: s
     assert is_found(f"^{pattern}$", text) == is_found(f"(?=)^{pattern}$", text)
 
 
-@pytest.mark.parametrize(
-    "pattern", ["(", r"(?=\p{Script=Greek})a", r"\p{Foo}", "a**", r"(?=\q)", "(?<=a+)b"]
-)
+@pytest.mark.parametrize("pattern", ["(", r"(?=\p{Script=Greek})a", r"\p{Foo}", "a**", r"(?=\q)"])
 def test_what_cannot_be_read_is_an_error_of_ours(pattern: str) -> None:
     with pytest.raises(ConstraintError):
         is_found(pattern, "a")
