@@ -264,7 +264,7 @@ class Compiler:
             grammar,
             limits,
             explain,
-            hints=hints_of(spec, grammar),
+            hints=hints_of(spec),
             may_run_on=may_run_on,
             hint_without_text=hint_without_text,
         )

@@ -661,9 +661,7 @@ class _Lexer:
         self._finals = sum(1 << state for state in self._final)
         kept = self._finals | sum(1 << state for state, _, _ in edges)
         self._first = [graph.closure(start) & kept for start in starts]
-        self._edges = {
-            state: (label, graph.closure(end) & kept) for state, label, end in edges
-        }
+        self._edges = {state: (label, graph.closure(end) & kept) for state, label, end in edges}
         sets = list(builder.parts.sets)
         self._bytes = [first_bytes(ranges) for ranges in sets]
         # For each class of characters that sets distinguish, the states that read it.

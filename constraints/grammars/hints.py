@@ -18,16 +18,17 @@ matcher and nothing else.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from itertools import chain, permutations
+from itertools import chain, islice, permutations
 from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
 from constraints.engine import GrammarLanguage, Limits, error_of
 from constraints.errors import ConstraintError
-from constraints.grammars.lark import words
+from constraints.grammars import gbnf
+from constraints.grammars.lark import Word, special_id, words
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import CompletionHints
 from constraints.regex.look_around import conjuncts, looks_around
@@ -38,6 +39,7 @@ from constraints.regex.syntax import (
     Dialect,
     Pattern,
     Repeat,
+    children,
     has,
     parse,
 )
@@ -60,13 +62,13 @@ LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$
 
 def example_text(pattern: Pattern, min_len: int = 0) -> str | None:
     """A short text of at least `min_len` characters. None: none found."""
-    found = _example(pattern, 0)
+    found = _with_len(pattern, 0)
     if found is not None and len(found[0]) < min_len:
-        found = _example(pattern, min_len - len(found[0]))
+        found = _with_len(pattern, min_len - len(found[0]))
     return None if found is None or found[1] else found[0]
 
 
-def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
+def _with_len(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
     """A text `extra_len` longer than necessary, and how much of `extra_len` did not fit."""
     match pattern:
         case Chars():
@@ -74,13 +76,13 @@ def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
             return None if char is None else (char, extra_len)
         case Choice(options):
             found = [
-                each for option in options if (each := _example(option, extra_len)) is not None
+                each for option in options if (each := _with_len(option, extra_len)) is not None
             ]
             return min(found, key=lambda each: (each[1], len(each[0])), default=None)
         case Concat(parts):
             text = ""
             for part in parts:
-                found_part = _example(part, extra_len)
+                found_part = _with_len(part, extra_len)
                 if found_part is None or len(text) > MAX_LEN:
                     return None
                 text += found_part[0]
@@ -93,7 +95,7 @@ def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
 
 
 def _repeated(pattern: Repeat, extra_len: int) -> tuple[str, int] | None:
-    found = _example(pattern.part, 0)
+    found = _with_len(pattern.part, 0)
     if found is None or not found[0]:
         return None if found is None and pattern.min_count else ("", extra_len)
     unit = found[0]
@@ -279,53 +281,53 @@ _MAX_WANTED_LEN = 2_000
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS = 200
 _MAX_TERMINAL_LEN = 1_000
+# A set of so few characters is spelt like its first.
+_FEW = 3
 
 # Schemas with these keywords may have patterns, which are rewritten for the engine.
 _WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
-_SPECIAL = re.compile(r"<\[(\d+)\]>")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
-# A character in the engine's syntax.
-_BRACED = re.compile(r"\\x\{([0-9A-F]+)\}")
-# In a pattern: a class of two or three characters.
-_FEW = re.compile(r"\[[^\W_^][^\]\\-]{1,2}\]")
-# A class, an escape, something special, or a run of plain characters.
-_PIECES = re.compile(
-    r"\[(?:[^\]\\]|\\.)*\]|\\(.)|\{[\d,]*\}|\(\?(?:[a-zA-Z-]*[:)]|P<\w+>)"
-    r"|[()|?*+.^$]|([^\\\[\](){}|?*+.^$]+)"
-)
 
 
-def hints_of(
-    spec: ConstraintSpec, grammar: str = "", rewritten: Rewritten | None = None
-) -> CompletionHints:
+def hints_of(spec: ConstraintSpec, rewritten: Rewritten | None = None) -> CompletionHints:
     """The hints of a constraint that compiles.
 
-    grammar:   the translation of a GBNF grammar for the engine
     rewritten: the rewritten schema, if available; not changed any more
     """
     if len(spec.text) > MAX_SOURCE_LEN:
         return CompletionHints()
-    parts: list[bytes] = []
-    marks: list[bytes] = []
-    match spec.kind:
-        case Kind.JSON_SCHEMA:
-            return _of_schema(spec, rewritten)
-        case Kind.REGEX:
-            found = [_example_match(spec.text), *_runs(spec.text)]
-        case Kind.LARK:
-            text, schemas = _without_schemas(spec.text)
-            found = _of_grammar(text)
-            marks = [mark_of(int(each)) for each in dict.fromkeys(_SPECIAL.findall(text))]
-            parts = [leaf for schema in schemas for leaf in leaves(schema)]
-        case Kind.GBNF:
-            found = [*_of_grammar(spec.text), *_of_terminals(grammar)]
-        case Kind.CHOICE:
-            found = sorted(json.loads(spec.text), key=len)[:MAX_HINTS]
-        case Kind.WHERE:
-            found = []
-    best = list(dict.fromkeys(text for text in found if text))[:MAX_HINTS]
-    return CompletionHints((*marks, *_encoded(best), *dict.fromkeys(parts)))
+    try:
+        match spec.kind:
+            case Kind.JSON_SCHEMA:
+                return _of_schema(spec, rewritten)
+            case Kind.REGEX if len(spec.text) <= MAX_PATTERN_LEN:
+                found = [_example(matching(spec.text)), *_runs([parse(spec.text, Dialect.PYTHON)])]
+            case Kind.LARK:
+                return _of_lark(words(spec.text))
+            case Kind.GBNF:
+                found = _of_patterns([rule.pattern for rule in gbnf.read(spec.text).values()])
+            case Kind.CHOICE:
+                found = sorted(json.loads(spec.text), key=len)
+            case _:
+                found = []
+    except ConstraintError:
+        found = []  # the compiler reports it, or uses another engine
+    return CompletionHints(_encoded(found))
+
+
+def _of_lark(found: Sequence[Word]) -> CompletionHints:
+    strings = [_unquoted(word.text.removesuffix("i")) for word in found if word.kind == "string"]
+    patterns = [word.text[1:].rpartition("/") for word in found if word.kind == "regexp"]
+    parsed = [
+        parse(f"(?{flags}){pattern}" if flags else pattern, Dialect.LARK)
+        for pattern, _, flags in dict.fromkeys(patterns)
+        if len(pattern) <= MAX_PATTERN_LEN
+    ]
+    ids = dict.fromkeys(special_id(word) for word in found if word.kind == "special")
+    marks = [mark_of(each) for each in ids if each is not None]
+    texts = _encoded(sorted([*strings, *_of_patterns(parsed)], key=len, reverse=True))
+    schemas = [word.value for word in found if word.text == "%json"]
+    parts = [leaf for schema in schemas for leaf in leaves(schema)]
+    return CompletionHints((*marks, *texts, *dict.fromkeys(parts)))
 
 
 def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionHints:
@@ -359,84 +361,58 @@ def _wanted(rewritten: Rewritten) -> Iterator[bytes]:
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
-    """The distinct texts in UTF-8; drops lone surrogates."""
-    return tuple(dict.fromkeys(text.encode(errors="ignore") for text in texts))
+    """The first distinct texts in UTF-8; drops lone surrogates."""
+    kept = [text for text in dict.fromkeys(texts) if text][:MAX_HINTS]
+    return tuple(dict.fromkeys(text.encode(errors="ignore") for text in kept))
 
 
-def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
-    """The grammar without the schemas inside, and these."""
-    if "%json" not in grammar:
-        return grammar, []
-    try:
-        schemas = [word for word in words(grammar) if word.text == "%json"]
-    except ConstraintError:
-        return grammar, []  # the compiler reports it
-    for word in reversed(schemas):
-        grammar = grammar[: word.start] + grammar[word.end :]
-    return grammar, [word.value for word in schemas]
+def _example(pattern: Pattern | None) -> str:
+    return "" if pattern is None else example_text(pattern) or ""
 
 
-def _example_match(pattern: str) -> str:
-    """A text that matches the whole pattern; "" if none is found."""
-    try:
-        whole = matching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
-    except ConstraintError:
-        return ""  # the compiler reports it, or uses another engine
-    return "" if whole is None else example_text(whole) or ""
+def _of_patterns(patterns: Sequence[Pattern]) -> list[str]:
+    """The plain characters in them, and examples of what has no references to rules."""
+    examples = map(_example, islice(chain.from_iterable(map(_plain, patterns)), _MAX_TERMINALS))
+    short = [text for text in examples if len(text) <= _MAX_TERMINAL_LEN]
+    return sorted([*_runs(patterns), *short], key=len, reverse=True)
 
 
-def _example_terminals(patterns: Iterable[str]) -> list[str]:
-    """Example texts of terminals, if they are short and few."""
-    distinct = [each for each in dict.fromkeys(patterns) if len(each) <= MAX_PATTERN_LEN]
-    texts = map(_example_terminal, distinct[:_MAX_TERMINALS])
-    return [text for text in texts if len(text) <= _MAX_TERMINAL_LEN]
+def _plain(pattern: Pattern) -> Iterator[Pattern]:
+    """The largest parts without references to rules."""
+    if not any(gbnf.references(pattern)):
+        yield pattern
+    else:
+        for part in children(pattern):
+            yield from _plain(part)
 
 
-def _example_terminal(pattern: str) -> str:
-    try:
-        return example_text(parse(pattern, Dialect.LARK)) or ""
-    except ConstraintError:
-        return ""
+def _runs(patterns: Iterable[Pattern]) -> list[str]:
+    """Runs of characters that have to follow each other, the longest first."""
+    found = chain.from_iterable(map(_runs_of, patterns))
+    return sorted(dict.fromkeys(found), key=len, reverse=True)
 
 
-def _runs(pattern: str) -> list[str]:
-    """Runs of literal characters, without those that a repetition applies to.
-
-    Of a class of two or three characters, as in `[fF][oO][xX]`, the first one is used.
-    """
-    runs = []
+def _runs_of(pattern: Pattern) -> Iterator[str]:
     run = ""
-    for match in _PIECES.finditer(pattern):
-        escaped, plain = match.groups()
-        if _FEW.fullmatch(match.group()):
-            plain = match.group()[1]
-        if escaped is not None and not escaped.isalnum():
-            plain = escaped
-        if plain is not None:
-            run += plain
+    for part in pattern.parts if isinstance(pattern, Concat) else (pattern,):
+        char = _only_char(part)
+        if char:
+            run += char
             continue
-        if match.group()[0] in "?*+{" and len(run) > 1:
-            runs += [run[:-1], run[-1]]
-        else:
-            runs.append(run)
+        yield run
         run = ""
-    return sorted(dict.fromkeys([*runs, run]), key=len, reverse=True)
+        for inner in children(part):
+            yield from _runs_of(inner)
+    yield run
 
 
-def _of_grammar(grammar: str) -> list[str]:
-    quoted = [_unquoted(match.group()) for match in _QUOTED.finditer(grammar)]
-    patterns = [match.group(1) for match in _PATTERN.finditer(_QUOTED.sub("", grammar))]
-    pieces = [run for pattern in patterns for run in _runs(pattern)] + _example_terminals(patterns)
-    return sorted(dict.fromkeys([*quoted, *pieces]), key=len, reverse=True)
-
-
-def _of_terminals(grammar: str) -> list[str]:
-    patterns = [match.group(1) for match in _PATTERN.finditer(grammar)]
-    return _example_terminals(_BRACED.sub(_spelled_out, each) for each in patterns)
-
-
-def _spelled_out(code: re.Match[str]) -> str:
-    return rf"\U{int(code[1], 16):08x}"
+def _only_char(pattern: Pattern) -> str:
+    """The character; of two or three, as in `[fF]`, the first one."""
+    match pattern:
+        case Chars(((first, last), *others), (), False) if len(others) < _FEW and first == last:
+            is_few = all(low == high for low, high in others)
+            return chr(first) if is_few and not 0xD800 <= first <= 0xDFFF else ""
+    return ""
 
 
 def _unquoted(literal: str) -> str:

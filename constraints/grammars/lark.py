@@ -9,12 +9,11 @@ Only what the checks need is read here; the engine validates the notation.
 
 A negated terminal is a set of texts: `~A` is every text that is not `A`. For the engine `~A` is all
 bytes except those of `A`, including invalid UTF-8, and it has no `&` in rules. So `~A` is written
-`~(A | ~/(?s:.*)/)`: neither `A` nor invalid. Beside a positive part of the same conjunction, as in
-`/[a-z]+/ & ~A`, invalid UTF-8 cannot occur.
+`~(A | ~/(?s:.*)/)`: neither `A` nor invalid.
 
 A terminal that matches no text, such as A: /a/ & /b/, would allow texts that can never be
 completed. So the engine is asked for each one that may be empty: where patterns are intersected or
-negated (&, ~), or a set excludes categories of characters, and no example text is obvious.
+negated (&, ~), or a set excludes categories of characters.
 
 Terminals are greedy. In `start: A "ab" | "c"` with `A: /a+/` the terminal takes every `a`, so
 nothing but another `a` can follow it: bytes are forced without end, and the engine would collect
@@ -42,13 +41,7 @@ from constraints.errors import (
     complaint,
 )
 from constraints.guiding.alphabet import byte_vocabulary
-from constraints.regex.char_sets import (
-    Ranges,
-    complement,
-    encodable,
-    first_bytes,
-    united,
-)
+from constraints.regex.char_sets import encodable, first_bytes
 from constraints.regex.syntax import (
     Chars,
     Choice,
@@ -57,7 +50,7 @@ from constraints.regex.syntax import (
     Pattern,
     Repeat,
     children,
-    has,
+    members,
     parse,
 )
 from constraints.regex.writing import translate_terminal
@@ -275,8 +268,6 @@ def misplaced(text: str, word: Word, what: str) -> Malformed:
 _BROKEN = "~/(?s:.*)/"
 _OPENING = ("(", "[")
 _CLOSING = (")", "]")
-# Words that end a conjunction, apart from brackets.
-_BORDERS = ("|", ":", "->")
 
 
 def negations_as_texts(
@@ -288,33 +279,35 @@ def negations_as_texts(
     """
     changed = dict(written)
     for line in lines(found):
-        for signs, last, lets_in_broken in _negations(line):
-            # The engine allows no `~` before a `~`; two of them cancel out.
-            changed.update({sign.start: "" for sign in signs})
-            if len(signs) % 2 == 0:
+        closed_by = _closed_by(line)
+        # Inner negations come first, so that their brackets are closed first.
+        for index in range(len(line) - 1, -1, -1):
+            if not _negates(line, index) or (index and _negates(line, index - 1)):
                 continue
-            changed[signs[0].start] = "~"
-            if lets_in_broken:
-                changed[signs[0].start] = "~("
+            atom = _behind_signs(line, index)
+            end = _end_of_atom(line, atom, closed_by)
+            if end > len(line):
+                continue
+            # The engine allows no `~` before a `~`; two of them cancel out.
+            changed.update({sign.start: "" for sign in line[index:atom]})
+            if (atom - index) % 2:
+                last = line[end - 1]
                 inner = changed.get(last.start, text[last.start : last.end])
+                changed[line[index].start] = "~("
                 changed[last.start] = f"{inner} | {_BROKEN})"
     return changed
 
 
-def _negations(line: Sequence[Word]) -> Iterator[tuple[Sequence[Word], Word, bool]]:
-    """The `~` signs in a row, the last word they negate, and whether invalid UTF-8 may match.
-
-    Inner negations come first, so that their brackets are closed first.
-    """
-    closed_by, is_beside_text = _groups(line)
-    for index in range(len(line) - 1, -1, -1):
-        if not _negates(line, index) or (index and _negates(line, index - 1)):
-            continue
-        atom = _behind_signs(line, index)
-        end = _end_of_atom(line, atom, closed_by)
-        if end <= len(line):
-            is_held = is_beside_text[index] and _is_operand(line, index, end)
-            yield line[index:atom], line[end - 1], not is_held
+def _closed_by(line: Sequence[Word]) -> dict[int, int]:
+    """Where each bracket is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for index, word in enumerate(line):
+        if word.text in _OPENING:
+            opened.append(index)
+        elif word.text in _CLOSING and opened:
+            found[opened.pop()] = index
+    return found
 
 
 def _negates(line: Sequence[Word], index: int) -> bool:
@@ -338,64 +331,9 @@ def _end_of_atom(line: Sequence[Word], start: int, closed_by: Mapping[int, int])
     return start + (3 if is_range else 1)
 
 
-def _is_operand(line: Sequence[Word], start: int, end: int) -> bool:
-    """Whether line[start:end] is a whole part of a conjunction."""
-    is_first = start == 0 or line[start - 1].text in ("&", *_OPENING, *_BORDERS)
-    return is_first and (end == len(line) or line[end].text in ("&", *_CLOSING, *_BORDERS))
-
-
-@dataclass(slots=True)
-class _Conjunction:
-    """The state while reading parts joined by `&`."""
-
-    has_text: bool = False
-    part_has_sign: bool = False
-
-    def end_part(self) -> None:
-        self.has_text |= not self.part_has_sign
-        self.part_has_sign = False
-
-
-def _groups(line: Sequence[Word]) -> tuple[dict[int, int], list[bool]]:
-    """Where each bracket is closed; by word, whether its conjunction has a part without signs."""
-    closed_by: dict[int, int] = {}
-    of_word: list[_Conjunction] = []
-    # For each open bracket: its place, the conjunction around it, whether signs occurred inside.
-    around: list[tuple[int, _Conjunction]] = []
-    has_sign = [False]
-    now = _Conjunction()
-    for index, word in enumerate(line):
-        if word.text in _CLOSING and around:
-            now.end_part()
-            opening, now = around.pop()
-            closed_by[opening] = index
-            inside = has_sign.pop()
-            now.part_has_sign |= inside
-            has_sign[-1] |= inside
-        of_word.append(now)
-        if word.text == "~":
-            now.part_has_sign = has_sign[-1] = True
-        elif word.text == "&":
-            now.end_part()
-        elif word.text in _BORDERS:
-            now.end_part()
-            now = _Conjunction()
-        elif word.text in _OPENING:
-            around.append((index, now))
-            has_sign.append(False)
-            now = _Conjunction()
-    for conjunction in (now, *(outer for _, outer in around)):
-        conjunction.end_part()
-    return closed_by, [conjunction.has_text for conjunction in of_word]
-
-
 # The most terminals that are tried, and CPU seconds; one takes about a millisecond.
 _MAX_TRIED = 64
 _MAX_S = 0.2
-_MAX_PLAIN_LEN = 16
-# In a pattern: any text, and an escaped sign.
-_FREE = re.compile(r"\(\?s:\.[*+]\)")
-_ESCAPED = re.compile(r"\\(\W)")
 _CUTS = re.compile(r"\[\^(?:[^\]\\]|\\.)*\\[sSdDwWpPxuU]")
 
 
@@ -442,40 +380,10 @@ def _may_be_empty(word: Word, found: Sequence[Word]) -> bool:
     if word.kind == "regexp":
         return _CUTS.search(word.text) is not None
     body = next(each.body for each in definitions(found) if each.name is word)
-    is_restricted = any(
+    return any(
         each.text in ("&", "~") or (each.kind == "regexp" and _CUTS.search(each.text))
         for each in body
     )
-    return is_restricted and not _has_plain_text(body)
-
-
-def _has_plain_text(body: Sequence[Word]) -> bool:
-    """Whether the empty text, or the plain characters of a pattern, match the whole terminal.
-
-    True only where that is certain. Short texts are matched quickly by any pattern.
-    """
-    shape = "".join("p" if word.kind == "regexp" else word.text for word in body)
-    if re.fullmatch(r"~?p(?:&~?p)*", shape) is None:
-        return False
-    try:
-        patterns = [_compiled(word.text) for word in body if word.kind == "regexp"]
-    except (re.error, RecursionError, OverflowError, FutureWarning):
-        return False
-    are_wanted = [sign != "~p" for sign in shape.split("&")]
-    texts = ["", *(_ESCAPED.sub(r"\1", _FREE.sub("", each.pattern)) for each in patterns)]
-    return any(
-        all(
-            (pattern.fullmatch(text) is not None) == is_wanted
-            for pattern, is_wanted in zip(patterns, are_wanted, strict=True)
-        )
-        for text in texts
-        if len(text) <= _MAX_PLAIN_LEN
-    )
-
-
-def _compiled(literal: str) -> re.Pattern[str]:
-    pattern, _, flags = literal[1:].rpartition("/")
-    return re.compile(f"(?{flags}){pattern}" if flags else pattern)
 
 
 def _as_rewritten(text: str, words: Sequence[Word], written: Mapping[int, str]) -> str:
@@ -502,7 +410,6 @@ _NUMBER_BOUNDS = ("multipleOf", "inimum", "aximum")
 # Words of a terminal: loops outside of patterns, and operators that restrict a pattern.
 _LOOPS = frozenset("+*{")
 _EXCLUSIONS = frozenset("&~")
-_DIGITS: Ranges = ((0x30, 0x39),)
 
 
 def may_run_on(found: Sequence[Word]) -> bool:
@@ -533,9 +440,9 @@ def _word_may_run_on(word: Word) -> bool:
 
 def _is_narrow(pattern: Pattern) -> bool:
     """Whether some loop in it may continue with one byte only."""
-    if isinstance(pattern, Chars):
-        return not _members(pattern)
     match pattern:
+        case Chars():
+            return not _first_bytes(pattern)
         case Repeat(part, _, None) if _begins(part).bit_count() < 2:
             return True
     return any(map(_is_narrow, children(pattern)))
@@ -545,7 +452,7 @@ def _begins(pattern: Pattern) -> int:
     """Bytes with which it can begin, as bits; possibly not all of them."""
     match pattern:
         case Chars():
-            return first_bytes(_members(pattern))
+            return _first_bytes(pattern)
         case Concat(parts):
             return _begins(parts[0]) if parts else 0
         case Choice(options):
@@ -559,15 +466,11 @@ def _begins(pattern: Pattern) -> int:
             return 0
 
 
-def _members(chars: Chars) -> Ranges:
-    """Characters of a set; without those of named sets and of other letter cases."""
-    if not chars.negated:
-        # `\d` and `\w` contain all digits.
-        has_digits = has(chars, "0") and has(chars, "9")
-        return encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
-    if chars.named or chars.folded:
-        return ()
-    return encodable(complement(united([chars.ranges])))
+def _first_bytes(chars: Chars) -> int:
+    try:
+        return first_bytes(encodable(members(chars)))
+    except NotEnforced:
+        return 0  # a property that only the engine knows
 
 
 _REFUSED_STATEMENTS = {
@@ -637,7 +540,7 @@ def to_grammar(
             at = word.end
     _check_terminals(text, found, written)
     pieces.append(text[at:])
-    named = {_special_id(word) for word in found if word.kind == "special"}
+    named = {special_id(word) for word in found if word.kind == "special"}
     pieces += [
         f"\nspecial-{each}: <[{each}]>"
         for each in sorted(each for each in named if each is not None)
@@ -684,7 +587,7 @@ def _check(text: str, found: list[Word], special_ids: Container[int | None]) -> 
     for index, word in enumerate(found):
         if word.text in _REFUSED_STATEMENTS:
             raise _refused(text, word, f"{word.text}: {_REFUSED_STATEMENTS[word.text]}")
-        if word.kind == "special" and _special_id(word) not in special_ids:
+        if word.kind == "special" and special_id(word) not in special_ids:
             raise _refused(
                 text, word, "a special token is written as `<[ID]>`, and others as their text"
             )
@@ -713,7 +616,7 @@ def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -
     raise Contradiction(str(misplaced(text, first, what)), parts)
 
 
-def _special_id(word: Word) -> int | None:
+def special_id(word: Word) -> int | None:
     """The id in `<[ID]>`."""
     match = re.fullmatch(r"<\[(\d+)\]>", word.text)
     return None if match is None else int(match[1])
@@ -738,7 +641,7 @@ def _rewritten(
             # The engine misreads `~1..2` in some places, such as behind `"a"i`.
             yield word.start, "~ "
         elif word.kind == "special":
-            yield word.start, f"special-{_special_id(word)}"
+            yield word.start, f"special-{special_id(word)}"
         elif word.kind == "regexp":
             yield word.start, f"/{_pattern(text, word)}/"
         elif word.text == "%json":

@@ -1,10 +1,11 @@
 """Whether two schemas exclude each other, so that `oneOf` equals `anyOf`.
 
-Sound where it says yes. It compares types, values, bounds and, in objects, keys that one of
-the two requires: the tag of a tagged union. Of others it asks the engine whether anything is both.
+Sound where it says yes. It compares types and, in objects, the values of keys that one of the two
+requires: the tag of a tagged union. Of others it asks the engine whether anything is both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
@@ -25,19 +26,10 @@ Pairs: TypeAlias = frozenset[tuple[int, int]]
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MAX_DEPTH = 5
-# The most comparisons for one `oneOf`: nested options multiply.
-_MAX_COMPARISONS = 50_000
-# The most pairs of a `oneOf` that are compared.
+# The most options of a `oneOf` that are compared.
 _MAX_OPTIONS = 200
 # The most questions to the engine for one `oneOf`; each takes 1 or 2 ms.
 _MAX_ASKED = 66
-_BOUNDS = {
-    "number": ("minimum", "maximum"),
-    "string": ("minLength", "maxLength"),
-    "array": ("minItems", "maxItems"),
-}
-_OPEN = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
-_OF_STRINGS = ("pattern", "format", "enum", "const", "minLength", "maxLength")
 
 
 def open_one_ofs(root: Json, definitions: dict[str, Json]) -> list[tuple[dict[str, Json], Pairs]]:
@@ -68,45 +60,63 @@ def _rename_one_of(part: dict[str, Json]) -> None:
 
 def _overlaps(options: list[Json], definitions: dict[str, Json]) -> Pairs:
     """The pairs that are not known to exclude each other, by their indices."""
-    comparing = _Definitions(definitions)
+    pairs = list(combinations(range(len(options)), 2))
+    if len(options) > _MAX_OPTIONS:
+        return frozenset(pairs)
+    said = [_said(option, definitions) for option in options]
+    unlike = [(one, other) for one, other in pairs if not said[one].excludes(said[other])]
     return frozenset(
-        (first, second)
-        for (first, one), (second, other) in combinations(enumerate(options), 2)
-        if len(options) > _MAX_OPTIONS
-        or not (are_disjoint(one, other, comparing) or _is_both_empty(one, other, comparing))
+        (one, other)
+        for index, (one, other) in enumerate(unlike)
+        if index >= _MAX_ASKED or not _is_both_empty(options[one], options[other], definitions)
     )
 
 
-class _Definitions(dict[str, Json]):
-    """The definitions, and the numbers of comparisons and of questions to the engine so far."""
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a schema says for certain, as far as it is read here.
 
-    num_comparisons = 0
-    num_asked = 0
+    types:    that its values may have
+    required: keys of objects
+    values:   by the key of an object, what it may be there
+    """
+
+    types: frozenset[str]
+    required: frozenset[str]
+    values: Mapping[str, frozenset[str]]
+
+    def excludes(self, other: "_Said") -> bool:
+        """Whether no value satisfies both: by type, or by a tag of objects."""
+        types = self.types & other.types
+        shared = self.values.keys() & other.values.keys() & (self.required | other.required)
+        return not types or (
+            types == {"object"}
+            and any(self.values[key].isdisjoint(other.values[key]) for key in shared)
+        )
 
 
-def are_disjoint(one: Json, other: Json, definitions: _Definitions, depth: int = 0) -> bool:
-    """Whether no value satisfies both; False where that is not known."""
-    definitions.num_comparisons += 1
-    if definitions.num_comparisons > _MAX_COMPARISONS:
-        return False
-    if one is False or other is False:
-        return True
-    if one is True or other is True or depth > _MAX_DEPTH:
-        return False
-    for first, second in ((one, other), (other, one)):
-        if any(
-            are_disjoint(conjunct, second, definitions, depth + 1)
-            for conjunct in conjuncts(first, definitions)
-        ):
-            return True
-        for key in ("anyOf", "oneOf"):
-            if key in first and all(
-                are_disjoint(option, second, definitions, depth + 1) for option in first[key]
-            ):
-                return True
-    return all(
-        _differ_as(name, one, other, definitions, depth) for name in types_of(one) & types_of(other)
-    )
+def _said(schema: Json, definitions: Mapping[str, Json]) -> _Said:
+    types = _ALL_TYPES if schema is not False else frozenset()
+    required: frozenset[str] = frozenset()
+    values: dict[str, frozenset[str]] = {}
+    for part in _all_conjuncts(schema, definitions, 0):
+        types &= types_of(part)
+        required |= {*part.get("required", ())}
+        for key, inner in part.get("properties", {}).items():
+            for listed in map(values_of, _all_conjuncts(inner, definitions, 0)):
+                if listed is not None:
+                    values[key] = frozenset(map(equal_key, listed))
+    return _Said(types, required, values)
+
+
+def _all_conjuncts(
+    schema: Json, definitions: Mapping[str, Json], depth: int
+) -> Iterator[dict[str, Json]]:
+    """The schema and those that hold beside it, also behind references."""
+    if isinstance(schema, dict) and depth <= _MAX_DEPTH:
+        yield schema
+        for each in conjuncts(schema, definitions):
+            yield from _all_conjuncts(each, definitions, depth + 1)
 
 
 def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
@@ -148,57 +158,8 @@ def values_of(schema: Json) -> list[Json] | None:
     return values
 
 
-def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
-    mine = values_of(one)
-    theirs = values_of(other)
-    if mine is not None and theirs is not None:
-        return not {equal_key(value) for value in mine if _type_of(value) == name} & {
-            equal_key(value) for value in theirs if _type_of(value) == name
-        }
-    if name == "string" and _no_string_is_both(one, other, definitions):
-        return True
-    if mine is not None or theirs is not None:
-        return False
-    if name == "object":
-        return _differ_in_a_key(one, other, definitions, depth)
-    return name in _BOUNDS and any(
-        _is_below(first, second, *_BOUNDS[name]) for first, second in ((one, other), (other, one))
-    )
-
-
-def _is_below(one: Json, other: Json, low: str, high: str) -> bool:
-    """Whether the upper bound of one is below the lower bound of the other."""
-    highest = [(one[high], 0)] if high in one else []
-    highest += [(one[_OPEN[high]], -1)] if _OPEN.get(high) in one else []
-    lowest = [(other[low], 0)] if low in other else []
-    lowest += [(other[_OPEN[low]], 1)] if _OPEN.get(low) in other else []
-    return bool(highest and lowest) and min(highest) < max(lowest)
-
-
-def _differ_in_a_key(one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
-    for first, second in ((one, other), (other, one)):
-        for key in first.get("required", ()):
-            mine = first.get("properties", {}).get(key, True)
-            theirs = second.get("properties", {}).get(key)
-            if theirs is None and "patternProperties" not in second:
-                theirs = second.get("additionalProperties", True)
-            if theirs is not None and are_disjoint(mine, theirs, definitions, depth + 1):
-                return True
-    return False
-
-
-def _no_string_is_both(one: Json, other: Json, definitions: _Definitions) -> bool:
-    narrowed = [{key: each[key] for key in _OF_STRINGS if key in each} for each in (one, other)]
-    if not all(narrowed):
-        return False
-    return _is_both_empty({"type": "string", **narrowed[0]}, narrowed[1], definitions)
-
-
-def _is_both_empty(one: Json, other: Json, definitions: _Definitions) -> bool:
+def _is_both_empty(one: Json, other: Json, definitions: dict[str, Json]) -> bool:
     """Whether the engine finds that nothing satisfies both."""
-    if definitions.num_asked >= _MAX_ASKED:
-        return False
-    definitions.num_asked += 1
     grammar = grammar_of({"allOf": [one, other]}, definitions, Whitespace.COMPACT)
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
         grammar, limits=Limits().for_engine()

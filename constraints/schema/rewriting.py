@@ -5,21 +5,15 @@
 
 What cannot be expressed is refused with its pointer or, in a lenient schema, dropped and reported.
 
-Two rewritings are of a whole schema. Arrays whose items differ and come from a short list, as
-pydantic writes a set of an Enum, are listed:
-
-   {"type": "array", "uniqueItems": true, "items": {"enum": ["a", "b"]}}
--> {"enum": [[], ["a"], ["b"], ["a", "b"], ["b", "a"]]}
-
-Open ranges that the engine treats as closed, `exclusiveMinimum: 0, maximum: 0.5`: where a range
-excludes a whole number and lies between it and the next whole number that is farther from zero, the
-end is moved to the next number that is included.
+One rewriting is of a whole schema. Open ranges that the engine treats as closed,
+`exclusiveMinimum: 0, maximum: 0.5`: where a range excludes a whole number and lies between it and
+the next whole number that is farther from zero, the end is moved to the next number that is
+included.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
 from types import MappingProxyType
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
@@ -36,77 +30,12 @@ from constraints.schema.keywords import (
     REFUSED,
     SHAPES,
     intended_assertion,
-    is_annotation,
 )
 from constraints.schema.negation import LOGIC_HANDLERS, NoNegation, negation
 from constraints.schema.place import Handler, Place
-from constraints.schema.reading import Json, at, below, equal_key, shown
+from constraints.schema.reading import Json, at, below, shown
 from constraints.schema.references import NULL, References, bare, in_lower_case, is_nullable
 from constraints.schema.watched import Watch
-
-# Five values have 326 arrays, six 1 957.
-_MAX_VALUES = 5
-_MAX_REFERENCES = 20
-_TYPES: dict[type, tuple[str, ...]] = {
-    bool: ("boolean",),
-    int: ("integer", "number"),
-    float: ("number",),
-    str: ("string",),
-    type(None): ("null",),
-    list: ("array",),
-    dict: ("object",),
-}
-_ARRAY_KEYWORDS = frozenset(
-    ("type", "uniqueItems", "items", "minItems", "maxItems", "additionalItems")
-)
-
-
-def listed(
-    schema: dict[str, Json], follow: Callable[[str], Json], is_annotation: Callable[[str], bool]
-) -> dict[str, Json] | None:
-    """The schema with its arrays listed; None: it is no such schema. `follow` reads a reference."""
-    keywords = {key for key in schema if not is_annotation(key)}
-    if schema.get("type") != "array" or schema.get("uniqueItems") is not True:
-        return None
-    if not keywords <= _ARRAY_KEYWORDS:
-        return None
-    values = _values(schema.get("items"), follow, is_annotation)
-    if values is None or len(values) > _MAX_VALUES:
-        return None
-    shortest = int(schema.get("minItems", 0))
-    longest = min(int(schema.get("maxItems", len(values))), len(values))
-    arrays = [
-        list(items) for size in range(shortest, longest + 1) for items in permutations(values, size)
-    ]
-    return {"enum": arrays}
-
-
-def _values(
-    items: Json, follow: Callable[[str], Json], is_annotation: Callable[[str], bool]
-) -> list[Json] | None:
-    """The different values that an item may have; None: they are not listed."""
-    for _ in range(_MAX_REFERENCES):
-        if not isinstance(items, dict):
-            return None
-        said = {key: value for key, value in items.items() if not is_annotation(key)}
-        if set(said) == {"$ref"}:
-            items = follow(said["$ref"])
-            continue
-        if "const" in said:
-            said["enum"] = [said.pop("const")]
-        if set(said) <= {"enum", "type"} and "enum" in said:
-            fits = [value for value in said["enum"] if _is_of(value, said.get("type"))]
-            return list({equal_key(value): value for value in fits}.values())
-        return None
-    return None
-
-
-def _is_of(value: Json, types: Json) -> bool:
-    """Whether a value is of one of the types; None: any."""
-    wanted = types if isinstance(types, list) else [types]
-    is_whole = isinstance(value, float) and value.is_integer()
-    return types is None or bool({*_TYPES[type(value)], *(["integer"] * is_whole)} & {*wanted})
-
 
 # Digits of a bound that the engine considers; numbers with more may lie between the ends.
 _NUM_DIGITS = 15
@@ -347,7 +276,6 @@ class _Rewriter:
             value, has_alternative = bare(value)
             if has_alternative:
                 return self._made({"anyOf": [self.schema(value, pointer), NULL]}, pointer, raw)
-        value = self._with_listed_arrays(value, pointer)
         out: dict[str, Json] = {}
         also: list[Json] = []
         for keyword in value:
@@ -366,12 +294,6 @@ class _Rewriter:
         if not self._is_probing:
             self._sources.append((out, pointer, raw))
         return out
-
-    def _with_listed_arrays(self, value: dict[str, Json], pointer: str) -> dict[str, Json]:
-        def follow(reference: str) -> Json:
-            return self.raw(self.resolve(reference, pointer))
-
-        return listed(value, follow, is_annotation) or value
 
     def _check_keywords(self, value: dict[str, Json], pointer: str) -> None:
         for keyword, inner in value.items():

@@ -15,11 +15,15 @@ from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.grammars.rig import accepts, compiled, compiler, of_schema, walk
 from tests.hypothesis_profiles import more_examples
 
-ATOMS = (
-    "a b . \\d \\w \\s \\S [ab] [^a] []a] [^]b] ^ $ (?:^a|b) (?:a|b$) (a|b) (?i:a) [a-c] { } | \\."
-    " \\n x{1 (?P<n>a) \\Z \\A [\\w-] [a&&b] [[] é - () (?:) \\x61 \\u0062 \\141 \\- ~ # & /"
-    " a{,2} a{2} a{1,2} a{,} b+ a* a? a*? (a*)* (?s:.) [\\d\\s] (?:^)? ($)* (\\A){1,2} (?m:^)+?"
-).split() + ["(?x: a | b +\n# c\n)", "(?x:[ a])"]
+ATOMS = [
+    *(
+        "a b . \\d \\w \\s \\S [ab] [^a] []a] [^]b] ^ $ (?:^a|b) (?:a|b$) (a|b) (?i:a) [a-c] { } |"
+        " \\. \\n x{1 (?P<n>a) \\Z \\A [\\w-] [a&&b] [[] é - () (?:) \\x61 \\u0062 \\141 \\- ~ #"
+        " & / a{,2} a{2} a{1,2} a{,} b+ a* a? a*? (a*)* (?s:.) [\\d\\s] (?:^)? ($)* (\\A){1,2}"
+        " (?m:^)+?"
+    ).split(),
+    *("(?x: a | b +\n# c\n)", "(?x:[ a])"),
+]
 TEXTS = st.text(st.sampled_from("abA1 \né{},-./&~x"), max_size=4)
 PATTERNS = st.lists(st.sampled_from(ATOMS), min_size=1, max_size=4).map("".join)
 

@@ -624,14 +624,17 @@ def test_nullable_adds_null(schema: Any, right: list[Any], wrong: list[Any]) -> 
     ("bounds", "num_arrays"),
     [({}, 16), ({"minItems": 1}, 15), ({"maxItems": 1}, 4), ({"minItems": 4}, 0)],
 )
-def test_a_set_of_listed_values_has_each_once(bounds: dict[str, int], num_arrays: int) -> None:
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_set_of_listed_values_has_each_once(
+    bounds: dict[str, int], num_arrays: int, is_part: bool
+) -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", "c"]}, **bounds}
     arrays = [list(each) for size in range(5) for each in product(["a", "b", "c"], repeat=size)]
     if num_arrays == 0:
         with pytest.raises(Contradiction):
-            of_schema(schema)
+            of_schema(schema, is_part=is_part)
         return
-    language = of_schema(schema)
+    language = of_schema(schema, is_part=is_part)
 
     accepted = [each for each in arrays if accepts_value(language, each)]
     assert accepted == [
