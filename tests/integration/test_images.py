@@ -31,7 +31,15 @@ MAX_PIXELS = 1_000_000
 _hf: Any = transformers
 
 
-@pytest.fixture(scope="module", params=["llava", "idefics3", "qwen2_5_vl"])
+# What each makes of images is held on lower floors: model_server/engine/test_images.py and
+# router/images/test_pool.py.
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("llava", "qwen2_5_vl"),
+        pytest.param("idefics3", marks=pytest.mark.nightly),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -129,13 +137,15 @@ def test_the_same_images_are_not_encoded_again(server: RunningServer) -> None:
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_images_come_again_after_a_preemption_and_a_killed_shard_and_on_two_ranks(
-    tmp_path: Path,
+@pytest.mark.parametrize("num_shard", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_images_come_again_after_a_preemption_and_a_killed_shard(
+    tmp_path: Path, num_shard: int
 ) -> None:
     folder = save("llava", tmp_path)
-    num_new = 200
+    num_new = 100
     # For less than two of them.
-    flags = ("--dtype", "float32", "--kv-blocks", "28", "--max-restarts", "1", "--num-shard", "2")
+    flags = ("--dtype", "float32", "--kv-blocks", "18", "--max-restarts", "1")
+    flags += ("--num-shard", str(num_shard))
     chats = [
         ([{"role": "user", "content": [text(f"{number} is "), *map(image, files)]}], files)
         for number, files in enumerate(([RED], [GREEN], [RED, GREEN], [GREEN, RED]))

@@ -102,27 +102,6 @@ def test_the_papers_programs_run(server: RunningServer, case: dict[str, Any]) ->
     assert all(result.prompt for result in results)
 
 
-# What LMQL 0.7.3 answers with texts that break their conditions.
-@pytest.mark.parametrize(
-    ("condition", "pattern"),
-    [
-        ('"to" in X and len(TOKENS(X)) < 8', r"(?s).*to.*"),
-        ('X in ["aa", "bb"] and not X in ["aa"]', "bb"),
-        ('not REGEX(X, "[a-z]+") and len(TOKENS(X)) < 5', r"(?s)(?![a-z]+$).*"),
-        ('REGEX(X, "(aa|bb)+") and len(X) < 5 and len(X) > 3', "(aa|bb){2}"),
-    ],
-)
-def test_what_lmql_breaks_is_kept(server: RunningServer, condition: str, pattern: str) -> None:
-    result = run_sync(f'"Say:[X]" where {condition}', url=server.url)
-
-    assert re.fullmatch(pattern, str(result["X"]))
-
-
-def test_what_contradicts_itself_is_told_and_not_asked(server: RunningServer) -> None:
-    with pytest.raises(Unsatisfiable, match="satisfies both"):
-        run_sync('"Say:[X]" where len(TOKENS(X)) < 3 and len(TOKENS(X)) > 5', url=server.url)
-
-
 def test_a_contradiction_that_only_the_server_sees_points_at_the_hole(
     server: RunningServer,
 ) -> None:
@@ -214,7 +193,7 @@ def value_of(server: RunningServer, hole: str, where: str, **names: object) -> o
     return run_sync(program, names, model=server.url)["X"]
 
 
-# The first five are returned by others against their conditions.
+# LMQL 0.7.3 answers the first five with texts that break them.
 @pytest.mark.parametrize(
     ("where", "holds"),
     [
@@ -225,7 +204,10 @@ def value_of(server: RunningServer, hole: str, where: str, **names: object) -> o
             'REGEX(X, "(aa|bb)+") and len(X) < 5 and len(X) > 3',
             lambda text: text in ("aaaa", "aabb", "bbaa", "bbbb"),
         ),
-        ("len(X) > 40 and len(words(X)) == 3", lambda text: len(text.split()) == 3),
+        (
+            "len(X) > 20 and len(words(X)) == 3",
+            lambda text: len(text) > 20 and len(text.split()) == 3,
+        ),
         ('STOPS_AT(X, ".")', lambda text: "." not in text[:-1]),
         ('STOPS_BEFORE(X, "a")', lambda text: "a" not in text),
         (
@@ -248,7 +230,7 @@ def test_what_comes_satisfies(server: RunningServer, where: str, holds: object) 
 
 
 def test_what_nothing_satisfies_is_told(server: RunningServer) -> None:
-    with pytest.raises(Unsatisfiable):
+    with pytest.raises(Unsatisfiable, match="satisfies both"):
         value_of(server, "[X]", "len(TOKENS(X)) < 3 and len(TOKENS(X)) > 5")
     with pytest.raises(Unsatisfiable):
         value_of(server, "[X]", 'REGEX(X, "a+") and "b" in X')
@@ -284,7 +266,7 @@ def test_holes_have_types(server: RunningServer, hole: str, where: str, kind: ty
 
 def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
     num_finished = 0
-    for seed in range(5000, 5010):
+    for seed in range(5000, 5006):
         program = random_program(Random(seed))
         if "tokens(" in program.text:
             continue
@@ -296,7 +278,7 @@ def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
         made = {name: Made(result[name], texts[name], 0) for name in texts}
         assert program.broken(made) == [], program.text
         num_finished += 1
-    assert num_finished > 3
+    assert num_finished > 2
 
 
 def test_lengths_that_sum_up_over_holes_take_one_request_for_each(server: RunningServer) -> None:

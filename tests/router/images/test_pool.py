@@ -4,8 +4,9 @@ import asyncio
 import io
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,9 +45,12 @@ async def started(folder: Path, rules: ImageRules, max_span_len: int | None = No
 
 @pytest.mark.asyncio(loop_scope="class")
 class TestOnePool:
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return seeing_checkpoint.save("llava", tmp_path_factory.mktemp("model"))
+
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def pool(self, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ImagePool]:
-        folder = seeing_checkpoint.save("llava", tmp_path_factory.mktemp("model"))
+    async def pool(self, folder: Path) -> AsyncIterator[ImagePool]:
         rules = ImageRules(max_pixels=1 << 27, memory_bytes=1 << 30, worker_bytes=220 << 20)
         pool = await started(folder, rules)
         yield pool
@@ -77,6 +81,13 @@ class TestOnePool:
         assert isinstance(made[0], ImageRefused)
         assert not isinstance(made[1], BaseException)
 
+    async def test_spans_and_pixels_are_what_the_processor_makes_of_the_whole_prompt(
+        self, pool: ImagePool, folder: Path
+    ) -> None:
+        images, whole = await spliced(pool, folder)
+        pixels = [np.frombuffer(each.tensors["pixel_values"].data, np.float32) for each in images]
+        assert np.array_equal(np.concatenate(pixels), whole["pixel_values"].reshape(-1))
+
     async def test_those_that_are_killed_cost_what_they_read_and_others_wait(
         self, pool: ImagePool
     ) -> None:
@@ -96,35 +107,30 @@ class TestOnePool:
         assert (await pool.prepare(file_of(33, 22))).tensors
 
 
-@pytest.mark.parametrize("name", ["llava", "idefics3"])
-async def test_spans_in_place_of_markers_are_what_the_processor_makes_of_the_whole_prompt(
-    name: str, tmp_path: Path
-) -> None:
-    folder = seeing_checkpoint.save(name, tmp_path)
-    assert may_see(folder)
-    pool = await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
+async def spliced(pool: ImagePool, folder: Path) -> tuple[Sequence[PreparedImage], Any]:
+    """Two images in a prompt, and what the checkpoint's processor makes of the whole of it."""
     files = [file_of(60, 40), file_of(33, 70)]
-    try:
-        prepared = [await pool.prepare(file) for file in files]
-    finally:
-        await pool.close()
-
+    prepared = [await pool.prepare(file) for file in files]
     processor = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]
     text = f"see {pool.marker} this {pool.marker} too"
     ids = processor.tokenizer(text)["input_ids"]
     marker_id = processor.tokenizer.convert_tokens_to_ids(pool.marker)
-    spliced, images = splice(ids, marker_id, prepared)
+    token_ids, images = splice(ids, marker_id, prepared)
     opened = [Image.open(io.BytesIO(file.data)) for file in files]
     whole = processor(text=text, images=opened, return_tensors="np")
-    assert list(spliced) == whole["input_ids"][0].tolist()
-    pixels = np.concatenate(
-        [
-            np.frombuffer(image.tensors["pixel_values"].data, np.float32).reshape(-1)
-            for image in images
-        ]
-    )
-    if name == "llava":
-        assert np.array_equal(pixels, whole["pixel_values"].reshape(-1))
+    assert list(token_ids) == whole["input_ids"][0].tolist()
+    return images, whole
+
+
+async def test_spans_of_many_rows_are_the_processors(tmp_path: Path) -> None:
+    folder = seeing_checkpoint.save("idefics3", tmp_path)
+    assert may_see(folder)
+    pool = await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
+    try:
+        images, _ = await spliced(pool, folder)
+    finally:
+        await pool.close()
+    assert len(images) == 2
 
 
 async def test_images_that_are_held_take_memory_and_others_are_told_to_wait(

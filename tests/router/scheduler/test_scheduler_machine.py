@@ -391,6 +391,7 @@ TestScheduler.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestImages = ImagesMachine.TestCase
-TestImages.settings = TestScheduler.settings
+# Beside what all of them share: where chunks may end, and what is given back with an image.
+TestImages.settings = settings(TestScheduler.settings, max_examples=more_examples(1).max_examples)
 TestStates = StatesMachine.TestCase
 TestStates.settings = settings(TestScheduler.settings, max_examples=more_examples(2).max_examples)
