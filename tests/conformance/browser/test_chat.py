@@ -159,6 +159,7 @@ def test_the_same_seed_gives_the_same_answer_and_parameters_are_kept(visit: Visi
 
 def test_what_breaks_a_rule_is_shown_as_the_server_says_it(visit: Visit) -> None:
     page = visit.page
+    visit.provoked.append("status of 4")
     visit.open()
     set_parameters(visit, Temperature="-1")
     expect(page.locator("#note-temperature")).to_have_text("must be at least 0")
@@ -172,8 +173,6 @@ def test_what_breaks_a_rule_is_shown_as_the_server_says_it(visit: Visit) -> None
     place = page.get_by_role("alert").filter(has_text="never closed")
     expect(place).to_be_visible()
     assert place.inner_text().splitlines()[-2:] == ["  a[b", "   ^^"]
-    # That it was refused is no trouble of the page's.
-    visit.troubles.clear()
 
 
 def test_a_system_prompt_reaches_the_model(visit: Visit) -> None:
@@ -246,6 +245,7 @@ def test_a_server_that_is_gone_is_said_and_asked_again(visit: Visit) -> None:
     def cut(route: Route) -> None:
         route.abort()
 
+    visit.provoked.append("net::ERR_FAILED")
     page.route("**/v1/**", cut)
     visit.send("Hello")
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
@@ -254,4 +254,3 @@ def test_a_server_that_is_gone_is_said_and_asked_again(visit: Visit) -> None:
     visit.ends(1)
 
     expect(page.locator(".message.assistant .markdown")).to_have_text(re.compile(r"\w"))
-    visit.troubles.clear()
