@@ -144,8 +144,7 @@ def test_images_come_again_after_a_preemption_and_a_killed_shard(
     folder = save("llava", tmp_path)
     num_new = 100
     # For less than two of them.
-    flags = ("--dtype", "float32", "--kv-blocks", "18", "--max-restarts", "1")
-    flags += ("--num-shard", str(num_shard))
+    shards = ("--num-shard", str(num_shard), "--max-restarts", "1")
     chats = [
         ([{"role": "user", "content": [text(f"{number} is "), *map(image, files)]}], files)
         for number, files in enumerate(([RED], [GREEN], [RED, GREEN], [GREEN, RED]))
@@ -157,7 +156,10 @@ def test_images_come_again_after_a_preemption_and_a_killed_shard(
         ids: list[int] = answered["choices"][0]["token_ids"]
         return ids
 
-    with launched(*flags, model=folder) as running, ThreadPoolExecutor(len(chats)) as pool:
+    with (
+        launched("--dtype", "float32", "--kv-blocks", "18", *shards, model=folder) as running,
+        ThreadPoolExecutor(len(chats)) as pool,
+    ):
         turns = [turns for turns, _ in chats]
         assert list(pool.map(partial(answer, running), turns)) == expected
         assert metric(running, "tandem_preemptions_total") > 0

@@ -15,6 +15,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from processes.zygote.frames import Frame
+from proto import contract
 from router.images.fetching import ImageRefused
 from router.images.pool import Blind, ImagePool, ImageRules, may_see, read_tensors, why_blind
 from router.request.errors import Overloaded
@@ -107,7 +108,7 @@ class TestOnePool:
         assert (await pool.prepare(file_of(33, 22))).tensors
 
 
-async def spliced(pool: ImagePool, folder: Path) -> tuple[Sequence[PreparedImage], Any]:
+async def spliced(pool: ImagePool, folder: Path) -> tuple[Sequence[contract.Image], Any]:
     """Two images in a prompt, and what the checkpoint's processor makes of the whole of it."""
     files = [file_of(60, 40), file_of(33, 70)]
     prepared = [await pool.prepare(file) for file in files]
