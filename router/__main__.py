@@ -64,6 +64,7 @@ from router.http.server.listen import (
 )
 from router.http.server_info import capacity_of, limits_of, server_info
 from router.images.fetching import ImageFetcher
+from router.images.memory import ImageMemory
 from router.images.pool import Blind, ImagePool, ImageRules, may_see, why_blind
 from router.request.errors import Displaced, ShardFailed, StartupFailed, TemplateFailed
 from router.scheduler.allocator import Allocator
@@ -294,7 +295,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             workers = WorkerPool(expected, pool_rules)
             closed_on_failure.push_async_callback(workers.close)
             await workers.wait_spawned()
-        image_rules = ImageRules(config.max_image_pixels, config.image_memory << 20)
+        image_rules = ImageRules(config.max_image_pixels)
         images = None
         if text is not None and may_see(text[0].path.parent):
             # As the constraints' workers, beside the shards, and before gRPC has threads.
@@ -336,9 +337,10 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         if images is None and info.sees_images:
             images = ImagePool(tokenizer.path.parent, image_rules)
             closed_on_failure.push_async_callback(images.close)
+        image_memory = ImageMemory(config.image_memory << 20, metrics.image_memory_bytes)
         if images is not None:
             try:
-                await _start_images(images, config, info, tokenizer, metrics)
+                await _start_images(images, config, info, tokenizer, image_memory, metrics)
             except Blind as reason:
                 await images.close()
                 images = None
@@ -407,7 +409,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         infer = Infer(batcher, checks)
         reader = None
         if images is not None:
-            fetcher = ImageFetcher(config.max_image_fetch_size, config.fetched_hosts)
+            fetcher = ImageFetcher(config.max_image_fetch_size, image_memory, config.fetched_hosts)
             reader = ImageReader(
                 fetcher, infer, metrics, images.marker, max_images=config.max_images
             )
@@ -458,13 +460,15 @@ async def _start_images(
     config: RouterConfig,
     info: ModelInfo,
     tokenizer: Tokenizer,
+    memory: ImageMemory,
     metrics: Metrics,
 ) -> None:
     """Raises Blind where no image can be served."""
     if not info.sees_images:
         raise Blind("its shards do not see")
     most = config.max_batch_prefill_tokens - config.batch_size
-    await images.start(info.dtype, most if info.images_see_ahead else None, metrics)
+    max_span_len = most if info.images_see_ahead else None
+    await images.start(info.dtype, memory, metrics, max_span_len)
     if marker_id_of(images.marker, tokenizer) is None:
         raise Blind(f"its tokenizer has no token {images.marker}, which stands for an image")
 

@@ -251,7 +251,7 @@ class RouterConfig(FrontConfig):
     )
     image_memory: int = setting(
         4096,
-        "MiB that images of waiting and running requests may take; more are answered 429",
+        "MiB that files and tensors of images may take; more are answered 429",
         Whole(64),
         group=Group.BATCH,
     )

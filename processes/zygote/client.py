@@ -332,7 +332,10 @@ class IdleWorkers:
 
     def put_back(self, worker: WorkerProcess) -> None:
         """Return a worker after its job."""
-        if not worker.gives_way:
+        if worker.ended.done():
+            # It ended while its answer was read.
+            worker.close_channel()
+        elif not worker.gives_way:
             self._ready.append(worker)
         elif len(self._low) < self._max_low:
             self._low.append(worker)

@@ -169,9 +169,12 @@ class Validation:
         )
         failed = next((one for one in made if isinstance(one, BaseException)), None)
         if failed is not None:
-            # Its traceback keeps this frame, and so would the others' tensors stay.
+            # Its traceback keeps this frame, and so would the files and the others' tensors stay.
             made.clear()
-            raise failed
+            try:
+                raise failed
+            finally:
+                del failed
         prepared = [one for one in made if isinstance(one, PreparedImage)]
         prompt_ids, images = splice(token_ids, self._marker_id, prepared)
         num_left_out = 0 if raw.truncate is None else max(0, len(prompt_ids) - raw.truncate)

@@ -8,20 +8,23 @@ A part of a message is a text or an image; the chat template sees an image's pla
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.engine.infer import Infer
 from router.http.request_record import RequestRecord
 from router.images.fetching import ImageFetcher, ImageRefused
-from router.request.errors import InvalidRequest, Overloaded, RouterError, Unsupported, wrong
+from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.images import ImageFile
+from router.request.request import ApiKey
 from router.telemetry.metrics import Metrics
 
 _SCHEMES = ("data:", "http://", "https://")
 # OpenAI's words. They change nothing: the model's processor decides on resolutions.
 _DETAILS = ("auto", "low", "high")
 _BEGIN = "![]("
+# Images of a request that are fetched at the same time: its hosts may be slow, and others wait.
+_MAX_FETCHES = 4
 URL_SCHEMA: dict[str, Any] = {"type": "string"}
 
 
@@ -182,25 +185,33 @@ class ImageReader:
             raise InvalidRequest(f"`{place}` {rule} (--max-images)", place)
         self._infer.check_admitted(record.key)
         known = record.images
-        wanted = {source.url: source for source in sources if source.url not in known}
-        async with asyncio.TaskGroup() as group:
-            reading = [group.create_task(self._read(source)) for source in wanted.values()]
-        for url, task in zip(wanted, reading, strict=True):
-            found = task.result()
-            if isinstance(found, RouterError):
-                raise found
-            known[url] = found
-        return tuple(ImageFile(known[source.url], source.place) for source in sources)
-
-    async def _read(self, source: ImageSource) -> bytes | RouterError:
-        begun_s = time.monotonic()
+        places = {source.url: source.place for source in sources if source.url not in known}
+        turns = asyncio.Semaphore(_MAX_FETCHES)
+        reading = [
+            asyncio.create_task(self._read(url, place, record.key, turns))
+            for url, place in places.items()
+        ]
         try:
-            data = await self._fetcher.fetch(source.url)
+            known.update(zip(places, await asyncio.gather(*reading), strict=True))
+        finally:
+            for task in reading:
+                task.cancel()
+            # One that failed has a traceback, which keeps this frame, and so would the others'
+            # files stay.
+            reading.clear()
+        return tuple(replace(known[source.url], place=source.place) for source in sources)
+
+    async def _read(self, url: str, place: str, key: ApiKey, turns: asyncio.Semaphore) -> ImageFile:
+        async with turns:
+            self._metrics.image_fetches.add(1)
+            begun_s = time.monotonic()
+            try:
+                file = await self._fetcher.fetch(url, key)
+            except ImageRefused as error:
+                self._metrics.images.inc("refused")
+                raise InvalidRequest(f"`{place}` {error}", place) from error
+            finally:
+                self._metrics.image_fetches.add(-1)
             self._metrics.images.inc("taken")
             self._metrics.image_fetch.observe(time.monotonic() - begun_s)
-            return data
-        except ImageRefused as error:
-            self._metrics.images.inc("refused")
-            return InvalidRequest(f"`{source.place}` {error}", source.place)
-        except Overloaded as error:
-            return error
+            return file

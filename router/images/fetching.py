@@ -14,14 +14,21 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from urllib.parse import urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 import httpx
 
+from router.images.memory import Held, ImageMemory
 from router.request.errors import Overloaded
+from router.request.images import ImageFile
+from router.request.request import NO_KEY, ApiKey
 
 FETCH_S = 10.0
 _MAX_REDIRECTS = 3
-_MAX_FETCHES = 32
+_MAX_FETCHES = 64
+# Whoever has it may ask slow hosts; others still get their images.
+_MAX_FETCHES_OF_KEY = _MAX_FETCHES // 2
+# Within FETCH_S all turns are others', so some end soon.
 _RETRY_S = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # All of IPv6 that is given to hosts. Python counts more as global: what is local to a site, and
@@ -49,7 +56,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 class ImageFetcher:
     """Reads the URLs of images. Each has at most `max_bytes`, and FETCH_S seconds to come in its
-    turn.
+    turn. No key has more than half of the turns.
 
     `hosts`: the only ones that are asked; None: all that are public. It holds no connection open:
     the next image is hardly ever of the same host.
@@ -58,6 +65,7 @@ class ImageFetcher:
     def __init__(
         self,
         max_bytes: int,
+        memory: ImageMemory,
         hosts: frozenset[str] | None = None,
         *,
         resolve: Resolve = resolve,
@@ -66,6 +74,7 @@ class ImageFetcher:
     ) -> None:
         """`resolve` and `transport` are for tests: who is asked for addresses, who dials them."""
         self._max_bytes = max_bytes
+        self._memory = memory
         self._hosts = hosts
         self._resolve = resolve
         # One for all, since to read the certificates that are trusted takes it 40 ms; and no client
@@ -75,35 +84,42 @@ class ImageFetcher:
         )
         self._fetch_s = fetch_s
         self._turns = asyncio.Semaphore(_MAX_FETCHES)
+        # Of those that have some now.
+        self._turns_of_keys: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def fetch(self, url: str) -> bytes:
-        """The image's file. Raises ImageRefused, and Overloaded where others take all turns."""
+    async def fetch(self, url: str, key: ApiKey = NO_KEY) -> ImageFile:
+        """The image's file. Raises ImageRefused, and Overloaded where others take all turns or all
+        memory.
+        """
         if url[:5].lower() == "data:":
             return await self._decode(url)
+        turns_of_key = self._turns_of_keys.setdefault(
+            key.digest, asyncio.Semaphore(_MAX_FETCHES_OF_KEY)
+        )
+        has_turn = False
         try:
-            async with asyncio.timeout(self._fetch_s):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise Overloaded(f"{_MAX_FETCHES} images are being fetched", _RETRY_S) from None
-        try:
-            async with asyncio.timeout(self._fetch_s):
+            async with asyncio.timeout(self._fetch_s) as limit, turns_of_key, self._turns:
+                has_turn = True
+                limit.reschedule(asyncio.get_running_loop().time() + self._fetch_s)
                 return await self._follow(url)
         except TimeoutError:
-            raise ImageRefused(f"did not come within {self._fetch_s:g} s") from None
-        finally:
-            self._turns.release()
+            if has_turn:
+                raise ImageRefused(f"did not come within {self._fetch_s:g} s") from None
+            raise Overloaded("as many images are being fetched as may be", _RETRY_S) from None
 
-    async def _decode(self, url: str) -> bytes:
+    async def _decode(self, url: str) -> ImageFile:
         head, comma, data = url.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise ImageRefused("must be like data:image/png;base64,...")
         if len(data) > (self._max_bytes + 2) // 3 * 4:
             raise self._too_large()
+        held = Held(self._memory)
+        held.grow(len(data) // 4 * 3)
         if len(data) <= _IN_PLACE_LEN:
-            return decode_base64(data)
-        return await asyncio.to_thread(decode_base64, data)
+            return ImageFile(decode_base64(data), held=held)
+        return ImageFile(await asyncio.to_thread(decode_base64, data), held=held)
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str) -> ImageFile:
         for _ in range(1 + _MAX_REDIRECTS):
             response = await self._ask(url)
             try:
@@ -170,19 +186,21 @@ class ImageFetcher:
             raise ImageRefused("must be of a host that is known and public")
         return str(addresses[0])
 
-    async def _body(self, response: httpx.Response) -> bytes:
+    async def _body(self, response: httpx.Response) -> ImageFile:
         if response.status_code != 200:
             raise ImageRefused(f"could not be fetched: its host answered {response.status_code}")
+        held = Held(self._memory)
         data = bytearray()
         try:
             # As it was sent: nothing is decompressed, so that it cannot grow.
             async for chunk in response.aiter_raw():
-                data += chunk
-                if len(data) > self._max_bytes:
+                if len(data) + len(chunk) > self._max_bytes:
                     raise self._too_large()
+                held.grow(len(chunk))
+                data += chunk
         except httpx.HTTPError as error:
             raise ImageRefused("could not be fetched: its host broke off") from error
-        return bytes(data)
+        return ImageFile(bytes(data), held=held)
 
     def _too_large(self) -> ImageRefused:
         return ImageRefused(f"must have at most {self._max_bytes} bytes (--max-image-fetch-size)")

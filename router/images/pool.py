@@ -1,10 +1,9 @@
-"""Owner of the processes that read images, and of what they have made.
+"""Owner of the processes that read images.
 
     file -> digest -> known, or being made for another?                    shared
-                   -> room? -> a worker, killed if it takes too long       kept; the least used goes
+                   -> room? -> a worker, killed if it takes too long       kept
 
-What waits and runs holds its images; what is kept beside that is for those who send the same image
-again, as chats do with each turn, and goes first where there is no room.
+What is kept is for those who send the same image again, as chats do with each turn.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -27,21 +25,24 @@ from processes.zygote.client import (
     IdleWorkers,
     Program,
     WorkerEnded,
-    WorkerProcess,
     ZygoteDown,
     ZygoteFailed,
 )
 from processes.zygote.frames import Frame, frame
 from proto.contract import IMAGE_DTYPES, ImageTensor
 from router.images.fetching import ImageRefused
-from router.request.errors import Overloaded
+from router.images.memory import Held, ImageMemory
+from router.request.errors import Overloaded, Unhealthy
 from router.request.images import ImageFile, PreparedImage
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("images")
 
 _PROGRAM = "router.images.worker"
-_RETRY_S = 1.0
+_MIN_RETRY_S = 1.0
+# What an image takes before any was read, and the part that each has in what is recent.
+_FIRST_S = 0.2
+_RECENT_PART = 0.2
 _DIGEST_BYTES = 16
 # Longer ones are hashed beside the loop.
 _IN_PLACE_BYTES = 1 << 18
@@ -63,23 +64,20 @@ class ImageRules:
     """The limits of a pool.
 
     max_pixels:   of one image
-    memory_bytes: of the tensors of all images
     cpu_s:        CPU seconds that reading one may take
-    wait_s:       seconds that it may take with waiting for a worker
+    wait_s:       seconds that it may take with waiting for a worker; as many wait as are likely
+                  to be read in that time
     worker_bytes: the growth of one worker
     start_s:      seconds until workers can be had, at the start
     num_jobs:     images that are read at the same time
-    max_waiting:  images that may wait for that
     """
 
     max_pixels: int
-    memory_bytes: int
     cpu_s: float = 20.0
     wait_s: float = 30.0
     worker_bytes: int = 4 << 30
     start_s: float = 120.0
     num_jobs: int = field(default_factory=_num_jobs)
-    max_waiting: int = 64
 
 
 class Blind(Exception):
@@ -107,7 +105,8 @@ def why_blind(folder: Path) -> str | None:
 class _Tensors(dict[str, ImageTensor]):
     """Of one image, with its tokens. It can be watched, to learn when nobody needs it."""
 
-    __slots__ = ("__weakref__", "span_ids")
+    __slots__ = ("__weakref__", "held", "span_ids")
+    held: Held
     span_ids: tuple[int, ...]
 
 
@@ -130,31 +129,32 @@ class ImagePool:
         self._idle_workers = IdleWorkers(program, max_low=0)
         self._slots = asyncio.Semaphore(rules.num_jobs)
         self._num_waiting = 0
-        # All that somebody needs, and those that are kept beside: the least used first.
+        self._recent_s = _FIRST_S
+        self._memory: ImageMemory
+        self._metrics: Metrics
         self._alive: weakref.WeakValueDictionary[bytes, _Tensors] = weakref.WeakValueDictionary()
-        self._kept: OrderedDict[bytes, _Tensors] = OrderedDict()
         self._making: dict[bytes, asyncio.Task[_Tensors]] = {}
-        self.num_bytes = 0
         self.num_made = 0
         self.marker = ""
         self._tensor_names: frozenset[str] = frozenset()
         self._settings = b""
         self._dtype = "float32"
         self._max_span_len: int | None = None
-        self._metrics: Metrics | None = None
 
     async def wait_spawned(self) -> None:
         """Return once this process has been forked for the workers, or that has failed."""
         await self._idle_workers.wait_spawned()
 
     async def start(
-        self, dtype: str, max_span_len: int | None = None, metrics: Metrics | None = None
+        self, dtype: str, memory: ImageMemory, metrics: Metrics, max_span_len: int | None = None
     ) -> None:
         """Waits until images can be read. Raises Blind with the reason if they never can.
 
         `dtype` is that of the model; tensors travel in it. `max_span_len`: tokens that an image may
         have, where a step must hold all of them.
         """
+        self._memory = memory
+        self._metrics = metrics
         try:
             async with asyncio.timeout(self._rules.start_s):
                 zygote = await self._idle_workers.zygote_client()
@@ -170,25 +170,26 @@ class ImagePool:
         self._settings = blake2b(settings + dtype.encode()).digest()
         self._dtype = "bfloat16" if dtype == "bfloat16" else "float32"
         self._max_span_len = max_span_len
-        self._metrics = metrics
 
     async def close(self) -> None:
         """Ends all processes; what they do fails."""
         await self._idle_workers.close()
 
     async def prepare(self, file: ImageFile) -> PreparedImage:
-        """What stands for an image. Raises ImageRefused, and Overloaded where there is no room."""
+        """What stands for an image. Raises ImageRefused, Overloaded where there is no room or no
+        time, and Unhealthy where its worker dies.
+        """
         digest = await self._digest(file.data)
         tensors = self._alive.get(digest)
         if tensors is None:
             making = self._making.get(digest)
             if making is None:
-                making = asyncio.create_task(self._make(file.data))
+                making = asyncio.create_task(self._make(file))
                 self._making[digest] = making
                 making.add_done_callback(lambda task: self._made(digest, task))
             # For another who waits, too.
             tensors = await asyncio.shield(making)
-        self._keep(digest, tensors)
+        self._memory.keep(digest, tensors)
         return PreparedImage(digest, tensors.span_ids, tensors)
 
     async def _digest(self, data: bytes) -> bytes:
@@ -204,54 +205,16 @@ class ImagePool:
         if not task.cancelled() and task.exception() is None:
             self._alive[digest] = task.result()
 
-    def _keep(self, digest: bytes, tensors: _Tensors) -> None:
-        self._kept[digest] = tensors
-        self._kept.move_to_end(digest)
-        while self.num_bytes > self._rules.memory_bytes and self._kept:
-            self._kept.popitem(last=False)
-
-    def _make_room(self) -> None:
-        """Raises Overloaded where what is held leaves none."""
-        while self.num_bytes >= self._rules.memory_bytes and self._kept:
-            self._kept.popitem(last=False)
-        if self.num_bytes >= self._rules.memory_bytes:
-            mib = self._rules.memory_bytes >> 20
-            reason = f"images of requests that wait and run take all of {mib} MiB (--image-memory)"
-            raise Overloaded(reason, _RETRY_S)
-
-    async def _make(self, data: bytes) -> _Tensors:
-        self._make_room()
-        if self._num_waiting >= self._rules.max_waiting:
-            raise Overloaded(f"{self._num_waiting} images wait to be read", _RETRY_S)
-        reply = await self._ask(data)
-        self.num_made += 1
-        return self._read(reply)
-
-    async def _ask(self, data: bytes) -> Frame:
-        worker: WorkerProcess | None = None
-        reply: Frame | None = None
+    async def _make(self, file: ImageFile) -> _Tensors:
+        self._memory.make_room()
+        if self._queue_s > self._rules.wait_s:
+            raise self._overloaded(f"{self._num_waiting} images wait to be read")
         try:
             async with asyncio.timeout(self._rules.wait_s):
-                self._num_waiting += 1
-                try:
-                    await self._slots.acquire()
-                finally:
-                    self._num_waiting -= 1
-                try:
-                    # Those before it in the queue may have taken what there was.
-                    self._make_room()
-                    worker = await self._idle_workers.take(low=False)
-                    # A third of the weight of a step's threads; less, and a CPU that decodes
-                    # without a pause would never read an image.
-                    worker.hurry()
-                    begun_s = asyncio.get_running_loop().time()
-                    reply = await worker.ask(frame({"dtype": self._dtype}, len(data)), data)
-                    self._observe(asyncio.get_running_loop().time() - begun_s)
-                finally:
-                    self._slots.release()
+                reply = await self._in_turn(file.data)
         except TimeoutError:
-            reason = f"images were not read within {self._rules.wait_s:g} s"
-            raise Overloaded(reason, _RETRY_S) from None
+            reason = f"an image was not read within {self._rules.wait_s:g} s"
+            raise self._overloaded(reason) from None
         except WorkerEnded as error:
             raise self._explain(error.how) from None
         except ZygoteFailed as error:
@@ -259,32 +222,69 @@ class ImagePool:
             raise ImageRefused(f"is not read, as none is any more: {error}") from error
         except ZygoteDown:
             raise self._explain(Exit(None, 0.0)) from None
-        finally:
-            if worker is not None:
-                self._give_back(worker, reply)
-        assert reply is not None, "no time limits it"
         if "refused" in reply.fields:
             raise ImageRefused(reply.fields["refused"])
-        return reply
+        self.num_made += 1
+        return self._read(reply)
 
-    def _observe(self, took_s: float) -> None:
-        if self._metrics is not None:
-            self._metrics.image_processor.observe(took_s)
+    @property
+    def _queue_s(self) -> float:
+        """Seconds in which those that wait are likely to be read, with one more."""
+        return (self._num_waiting + 1) * self._recent_s / self._rules.num_jobs
 
-    def _give_back(self, worker: WorkerProcess, reply: Frame | None) -> None:
-        if reply is None:
-            worker.kill()
-        elif reply.fields["leaves"]:
-            worker.close_channel()
-        else:
-            self._idle_workers.put_back(worker)
+    def _overloaded(self, reason: str) -> Overloaded:
+        return Overloaded(reason, max(_MIN_RETRY_S, self._queue_s))
+
+    async def _in_turn(self, data: bytes) -> Frame:
+        self._num_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            # Those before it in the queue may have taken what there was.
+            self._memory.make_room()
+            try:
+                return await self._ask(data)
+            except WorkerEnded as error:
+                if not _was_killed(error.how):
+                    raise
+            _logger.warning("a worker that read an image was killed; another one tries")
+            return await self._ask(data)
+        finally:
+            self._slots.release()
+
+    async def _ask(self, data: bytes) -> Frame:
+        worker = await self._idle_workers.take(low=False)
+        # A third of the weight of a step's threads; less, and a CPU that decodes without a pause
+        # would never read an image.
+        worker.hurry()
+        begun_s = asyncio.get_running_loop().time()
+        reply: Frame | None = None
+        try:
+            reply = await worker.ask(frame({"dtype": self._dtype}, len(data)), data)
+            assert reply is not None, "no time limits it"
+            return reply
+        finally:
+            took_s = asyncio.get_running_loop().time() - begun_s
+            self._recent_s += _RECENT_PART * (took_s - self._recent_s)
+            if reply is None:
+                worker.kill()
+            else:
+                self._metrics.image_processor.observe(took_s)
+                if reply.fields["leaves"]:
+                    worker.close_channel()
+                else:
+                    self._idle_workers.put_back(worker)
 
     def _explain(self, how: Exit) -> Exception:
-        if how.status is None:
-            return Overloaded("the processes that read images begin anew", _RETRY_S)
+        if _was_killed(how):
+            # Not by us, and its memory has a limit of its own: the machine's may be short.
+            return Unhealthy("the process that read an image was killed, as was the one before it")
         if how.status == -signal.SIGPROF:
             return ImageRefused(f"takes more than {self._rules.cpu_s:g} s to be read")
-        _logger.warning("a worker that read an image ended with status %d", how.status)
+        # What cannot allocate fails or aborts.
+        _logger.warning("a worker that read an image ended with status %s", how.status)
         mib = self._rules.worker_bytes >> 20
         return ImageRefused(f"takes more than the {mib} MiB in which it may be read")
 
@@ -300,12 +300,13 @@ class ImagePool:
             rule = f"has {len(span_ids)} tokens, of which a step computes all or none; it may have"
             raise ImageRefused(f"{rule} {most} (--max-batch-prefill-tokens less --max-batch-size)")
         num_bytes = sum(len(tensor.data) for tensor in tensors.values())
-        self.num_bytes += num_bytes
-        weakref.finalize(tensors, self._forget, num_bytes).atexit = False
+        tensors.held = Held(self._memory, num_bytes)
         return tensors
 
-    def _forget(self, num_bytes: int) -> None:
-        self.num_bytes -= num_bytes
+
+def _was_killed(how: Exit) -> bool:
+    """By somebody else, as the kernel does where memory is short; no limit of ours does it."""
+    return how.status in (None, -signal.SIGKILL)
 
 
 def read_tensors(reply: Frame, names: frozenset[str]) -> Mapping[str, ImageTensor]:

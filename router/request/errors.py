@@ -12,7 +12,7 @@ RouterError
  +-- Refused                   a good request at a bad moment
  |    +-- Overloaded           the queue is full
  |    +-- RateLimited          the client's key has had what it may have
- |    +-- Unhealthy            the shards do not answer
+ |    +-- Unhealthy            the shards do not answer, or a process that reads images
  |    +-- Draining             the server is shutting down
  +-- GenerationFailed          an accepted request came to a bad end
  |    +-- RowFailed            its own row failed (NaN logits, a bad mask); others go on
@@ -140,7 +140,7 @@ class RateLimited(Refused):
 
 
 class Unhealthy(Refused):
-    """The shards do not answer; nothing was computed for this request."""
+    """The shards do not answer, or a process beside them; no token was made for this request."""
 
 
 class Draining(Refused):

@@ -15,10 +15,15 @@ from proto.contract import Image, ImageTensor
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An encoded file: png, jpeg, gif, webp or tiff. `place` is the field that names it."""
+    """An encoded file: png, jpeg, gif, webp or tiff.
+
+    place: the field that names it
+    held:  stands for its memory, which is given back with it
+    """
 
     data: bytes = field(repr=False)
     place: str = ""
+    held: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,6 +461,12 @@ class Metrics(Collector):
         self.image_fetch = _seconds(
             "tandem_image_fetch_seconds", "Time until an image's file is here, decoded from base64"
         )
+        self.image_fetches = Gauge(
+            "tandem_image_fetches", "Images whose files are on their way, by URLs or of base64"
+        )
+        self.image_memory_bytes = Gauge(
+            "tandem_image_memory_bytes", "What files and tensors of images take (--image-memory)"
+        )
         self.image_processor = _seconds(
             "tandem_image_processor_seconds", "Time of the model's processor on an image's file"
         )

@@ -1,17 +1,26 @@
 """Images in bodies: the parts of every API, their order, and what is refused before any is read."""
 
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from processes.instruments import Gauge
 from router.http.anthropic import CountBody
 from router.http.conversation import ChatPrompt
-from router.http.images import ImageSource, joined, markdown_images
+from router.http.images import ImageReader, ImageSource, joined, markdown_images
 from router.http.openai.schema import ChatBody
+from router.http.request_record import RequestRecord
 from router.http.responses.schema import CountInputBody, turns_of
+from router.images.fetching import ImageFetcher, resolve
+from router.images.memory import ImageMemory
 from router.request.errors import InvalidRequest
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
+from tests.router.rig import routing
 
 URL = "data:image/png;base64,AAAA"
 OTHER = "https://example.com/a.png"
@@ -202,3 +211,55 @@ async def test_a_model_that_does_not_see_says_why(path: str, part: Any, place: s
     assert answer.json()["error"]["message"].endswith(
         f"`{place}` is an image, and this model reads text alone: {reason}"
     )
+
+
+@asynccontextmanager
+async def reading(
+    memory: ImageMemory, resolve: Any = resolve
+) -> AsyncIterator[tuple[ImageReader, RequestRecord, Gauge]]:
+    """A reader, a request of its, and the gauge of its fetches."""
+    async with routing(FakeShard()) as rig:
+        fetcher = ImageFetcher(1000, memory, resolve=resolve)
+        reader = ImageReader(fetcher, rig.infer, rig.metrics, "<image>", max_images=16)
+        yield reader, RequestRecord("a", 0.0), rig.metrics.image_fetches
+
+
+async def test_a_request_fetches_few_images_at_once_so_that_others_have_turns() -> None:
+    asked = []
+
+    async def never(host: str, port: int) -> list[str]:
+        asked.append(host)
+        await asyncio.Event().wait()
+        return []
+
+    async with reading(ImageMemory(1000, Gauge("bytes", "of images")), never) as made:
+        reader, record, fetches = made
+        sources = [ImageSource(f"http://{n}.example/", f"at[{n}]") for n in range(16)]
+        task = asyncio.create_task(reader.read(record, sources))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(asked) == fetches.value() == 4
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert fetches.value() == 0
+
+
+async def test_files_beside_one_that_is_refused_take_no_memory() -> None:
+    """At once: what is held until a collection would be told as a server without room."""
+    memory = ImageMemory(1000, Gauge("bytes", "of images"))
+    async with reading(memory) as (reader, record, _):
+        sources = [ImageSource(URL, "at[0]"), ImageSource("data:image/png;base64,*", "at[1]")]
+        gc.disable()
+        try:
+            with pytest.raises(InvalidRequest, match=r"`at\[1\]` is no base64"):
+                await reader.read(record, sources)
+            # The loop holds what it has just done.
+            await asyncio.sleep(0)
+            assert memory.num_bytes == 0
+        finally:
+            gc.enable()
+        await reader.read(record, sources[:1])
+        assert memory.num_bytes == 3
+        record.images.clear()
+        await asyncio.sleep(0)
+        assert memory.num_bytes == 0

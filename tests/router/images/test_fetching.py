@@ -6,6 +6,7 @@ of the test's on the loopback.
 
 import asyncio
 import base64
+import gc
 import gzip
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -14,8 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from processes.instruments import Gauge
 from router.images.fetching import ImageFetcher, ImageRefused, decode_base64, resolve
+from router.images.memory import ImageMemory
 from router.request.errors import Overloaded
+from router.request.request import ApiKey
 
 PUBLIC = "93.184.216.34"
 MAX_BYTES = 1000
@@ -33,6 +37,10 @@ ANSWERS: Mapping[bytes, bytes] = {
     b"/round": b"HTTP/1.1 302 Found\r\nlocation: /round\r\n\r\n",
     b"/nowhere": b"HTTP/1.1 302 Found\r\n\r\n",
 }
+
+
+def memory_of(max_bytes: int = 1 << 20) -> ImageMemory:
+    return ImageMemory(max_bytes, Gauge("bytes", "of images"))
 
 
 def redirect_to(url: str) -> bytes:
@@ -72,9 +80,19 @@ class Net:
         found = self._hosts[host]
         return [found] if isinstance(found, str) else found
 
-    def fetcher(self, hosts: frozenset[str] | None = None, **options: Any) -> ImageFetcher:
+    def fetcher(
+        self,
+        hosts: frozenset[str] | None = None,
+        memory: ImageMemory | None = None,
+        fetch_s: float = 10.0,
+    ) -> ImageFetcher:
         return ImageFetcher(
-            MAX_BYTES, hosts, resolve=self.resolve, transport=self.dialling, **options
+            MAX_BYTES,
+            memory or memory_of(),
+            hosts,
+            resolve=self.resolve,
+            transport=self.dialling,
+            fetch_s=fetch_s,
         )
 
 
@@ -166,7 +184,7 @@ async def test_a_redirect_leads_nowhere_that_a_client_could_not_name(url: str) -
 
 async def test_the_address_that_was_checked_is_dialled_and_the_host_is_named() -> None:
     async with net() as found:
-        assert await found.fetcher().fetch("http://images.example/image") == IMAGE
+        assert (await found.fetcher().fetch("http://images.example/image")).data == IMAGE
 
         assert found.dialling.asked == [(PUBLIC, "images.example")]
         assert found.num_resolved == 1
@@ -174,7 +192,7 @@ async def test_the_address_that_was_checked_is_dialled_and_the_host_is_named() -
 
 async def test_redirects_are_followed_three_times_each_resolved_anew() -> None:
     async with net() as found:
-        assert await found.fetcher().fetch("http://images.example/on") == IMAGE
+        assert (await found.fetcher().fetch("http://images.example/on")).data == IMAGE
         assert found.num_resolved == 2
 
         with pytest.raises(ImageRefused, match="not be redirected more than 3 times"):
@@ -214,19 +232,54 @@ async def test_whoever_gets_no_turn_is_told_to_come_back() -> None:
         )
         assert [type(each) for each in made[:32]] == [ImageRefused] * 32
         assert any(isinstance(each, Overloaded) for each in made)
-        assert await fetcher.fetch("http://images.example/image") == IMAGE
+        assert (await fetcher.fetch("http://images.example/image")).data == IMAGE
+
+
+async def test_a_key_leaves_turns_to_others() -> None:
+    async with net() as found:
+        fetcher = found.fetcher()
+        slow = [
+            asyncio.create_task(fetcher.fetch("http://images.example/hangs", ApiKey("a", b"a")))
+            for _ in range(64)
+        ]
+        while len(found.dialling.asked) < 32:
+            await asyncio.sleep(0.001)
+        other = await fetcher.fetch("http://images.example/image", ApiKey("b", b"b"))
+
+        assert other.data == IMAGE
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_a_file_takes_memory_for_as_long_as_somebody_has_it() -> None:
+    memory = memory_of(12)
+    async with net() as found:
+        fetcher = found.fetcher(memory=memory)
+        with pytest.raises(ImageRefused):
+            await fetcher.fetch("http://images.example/broken")
+        gc.collect()
+        file = await fetcher.fetch("http://images.example/image")
+        assert memory.num_bytes == len(IMAGE)
+        for url in ("http://images.example/image", data_url(bytes(6))):
+            with pytest.raises(Overloaded, match="--image-memory"):
+                await fetcher.fetch(url)
+        del file
+        gc.collect()
+        assert memory.num_bytes == 0
 
 
 async def test_nothing_is_decompressed() -> None:
     async with net() as found:
-        assert await found.fetcher().fetch("http://images.example/zipped") == ZIPPED
+        assert (await found.fetcher().fetch("http://images.example/zipped")).data == ZIPPED
 
 
 async def test_what_a_host_wants_to_be_kept_is_not() -> None:
     async with net() as found:
         fetcher = found.fetcher()
         for _ in range(2):
-            assert await fetcher.fetch("http://images.example/kept") == IMAGE
+            assert (await fetcher.fetch("http://images.example/kept")).data == IMAGE
 
         assert found.dialling.cookies == [None, None]
 
@@ -235,13 +288,13 @@ async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.Monke
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     async with net() as found:
-        assert await found.fetcher().fetch("http://images.example/image") == IMAGE
+        assert (await found.fetcher().fetch("http://images.example/image")).data == IMAGE
 
 
 async def test_only_hosts_of_the_list_are_asked() -> None:
     async with net({"other": PUBLIC}) as found:
         fetcher = found.fetcher(frozenset({"images.example"}))
-        assert await fetcher.fetch("http://IMAGES.example./image") == IMAGE
+        assert (await fetcher.fetch("http://IMAGES.example./image")).data == IMAGE
 
         with pytest.raises(ImageRefused, match="fetches no images"):
             await fetcher.fetch("http://other.example/image")
@@ -257,9 +310,9 @@ def data_url(data: bytes) -> str:
 @pytest.mark.parametrize("num_bytes", [0, 1, 2, 3, 999, MAX_BYTES])
 async def test_the_bytes_of_a_data_url_are_decoded(num_bytes: int) -> None:
     data = bytes(range(256)) * 4
-    fetcher = ImageFetcher(MAX_BYTES, frozenset())
+    fetcher = ImageFetcher(MAX_BYTES, memory_of(), frozenset())
 
-    assert await fetcher.fetch(data_url(data[:num_bytes])) == data[:num_bytes]
+    assert (await fetcher.fetch(data_url(data[:num_bytes]))).data == data[:num_bytes]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +330,7 @@ async def test_the_bytes_of_a_data_url_are_decoded(num_bytes: int) -> None:
 )
 async def test_a_data_url_that_is_none_is_refused(url: str, reason: str) -> None:
     with pytest.raises(ImageRefused, match=reason):
-        await ImageFetcher(MAX_BYTES).fetch(url)
+        await ImageFetcher(MAX_BYTES, memory_of()).fetch(url)
 
 
 def test_a_long_text_is_decoded_in_pieces() -> None:

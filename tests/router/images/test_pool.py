@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from PIL import Image
+from prometheus_client import CollectorRegistry
 from transformers import AutoProcessor
 
+from processes.instruments import Gauge
 from processes.zygote.frames import Frame
 from proto import contract
 from router.images.fetching import ImageRefused
+from router.images.memory import ImageMemory
 from router.images.pool import Blind, ImagePool, ImageRules, may_see, read_tensors, why_blind
-from router.request.errors import Overloaded
+from router.request.errors import Overloaded, Unhealthy
 from router.request.images import ImageFile, PreparedImage, splice
+from router.telemetry.metrics import Metrics
 from tests import seeing_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -38,10 +42,30 @@ def blank(width: int, height: int) -> ImageFile:
     return ImageFile(file.getvalue())
 
 
-async def started(folder: Path, rules: ImageRules, max_span_len: int | None = None) -> ImagePool:
+async def started(
+    folder: Path,
+    rules: ImageRules,
+    memory: ImageMemory | None = None,
+    max_span_len: int | None = None,
+) -> ImagePool:
     pool = ImagePool(folder, rules)
-    await pool.start("float32", max_span_len)
+    metrics = Metrics(CollectorRegistry(), max_input_len=10, max_total_len=20)
+    memory = memory or ImageMemory(1 << 30, metrics.image_memory_bytes)
+    await pool.start("float32", memory, metrics, max_span_len)
     return pool
+
+
+async def prepare_with_kills(pool: ImagePool, file: ImageFile, num_kills: int) -> PreparedImage:
+    """Workers are killed while they read, as the kernel does where memory is short."""
+    workers = pool._idle_workers._ready[::-1][:num_kills]
+    for worker in workers:
+        worker.pause()
+    reading = asyncio.create_task(pool.prepare(file))
+    for worker in workers:
+        while worker in pool._idle_workers._ready:
+            await asyncio.sleep(0.001)
+        worker.kill()
+    return await reading
 
 
 @pytest.mark.asyncio(loop_scope="class")
@@ -52,7 +76,7 @@ class TestOnePool:
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     async def pool(self, folder: Path) -> AsyncIterator[ImagePool]:
-        rules = ImageRules(max_pixels=1 << 27, memory_bytes=1 << 30, worker_bytes=220 << 20)
+        rules = ImageRules(max_pixels=1 << 27, worker_bytes=220 << 20)
         pool = await started(folder, rules)
         yield pool
         await pool.close()
@@ -99,8 +123,18 @@ class TestOnePool:
             *(pool.prepare(file_of(20, 20, 100 + seed)) for seed in range(6)),
             return_exceptions=True,
         )
-        assert all(isinstance(one, PreparedImage | Overloaded) for one in made)
+        assert all(isinstance(one, PreparedImage | Unhealthy) for one in made)
         assert (await pool.prepare(file_of(20, 20, 110))).tensors
+
+    async def test_one_whose_worker_is_killed_is_read_by_another(self, pool: ImagePool) -> None:
+        assert (await prepare_with_kills(pool, file_of(31, 22), 1)).tensors
+
+    async def test_one_whose_workers_are_killed_fails_alone_and_is_not_to_blame(
+        self, pool: ImagePool
+    ) -> None:
+        with pytest.raises(Unhealthy, match="that read an image was killed"):
+            await prepare_with_kills(pool, file_of(32, 22), 2)
+        assert (await pool.prepare(file_of(32, 22))).tensors
 
     async def test_one_that_needs_too_much_memory_is_refused(self, pool: ImagePool) -> None:
         with pytest.raises(ImageRefused, match="takes more than the 220 MiB"):
@@ -139,10 +173,11 @@ async def test_images_that_are_held_take_memory_and_others_are_told_to_wait(
 ) -> None:
     folder = seeing_checkpoint.save("llava", tmp_path)
     num_bytes = 3 * 28 * 28 * 4
-    pool = await started(folder, ImageRules(max_pixels=10_000, memory_bytes=2 * num_bytes))
+    memory = ImageMemory(2 * num_bytes, Gauge("bytes", "of images"))
+    pool = await started(folder, ImageRules(max_pixels=10_000), memory)
     try:
         held = [await pool.prepare(file_of(20, 20, seed)) for seed in range(2)]
-        assert pool.num_bytes == 2 * num_bytes
+        assert memory.num_bytes == 2 * num_bytes
         with pytest.raises(Overloaded, match="--image-memory") as refused:
             await pool.prepare(file_of(20, 20, 2))
         assert refused.value.retry_after_s > 0
@@ -150,7 +185,7 @@ async def test_images_that_are_held_take_memory_and_others_are_told_to_wait(
         assert (await pool.prepare(file_of(20, 20, 1))).tensors is held[1].tensors
         held.pop()
         assert (await pool.prepare(file_of(20, 20, 2))).tensors
-        assert pool.num_bytes <= 2 * num_bytes
+        assert memory.num_bytes <= 2 * num_bytes
         held.clear()
         # Those that waited for a worker find no room either.
         made = await asyncio.gather(
@@ -158,7 +193,24 @@ async def test_images_that_are_held_take_memory_and_others_are_told_to_wait(
             return_exceptions=True,
         )
         assert {type(one) for one in made} == {PreparedImage, Overloaded}
-        assert pool.num_bytes <= (1 + pool._rules.num_jobs) * num_bytes
+        assert memory.num_bytes <= (1 + pool._rules.num_jobs) * num_bytes
+    finally:
+        await pool.close()
+
+
+async def test_as_many_wait_as_are_likely_to_be_read_in_time(tmp_path: Path) -> None:
+    folder = seeing_checkpoint.save("llava", tmp_path)
+    pool = await started(folder, ImageRules(max_pixels=10_000, wait_s=2.0, num_jobs=1))
+    try:
+        pool._recent_s = 0.5
+        made = await asyncio.gather(
+            *(pool.prepare(file_of(20, 20, seed)) for seed in range(8)), return_exceptions=True
+        )
+        refused = [one for one in made if isinstance(one, Overloaded)]
+        # One is read, and for another one there would be no time behind four.
+        assert 3 <= len(refused) <= 4
+        assert all(1.0 <= one.retry_after_s <= 2.5 for one in refused)
+        assert pool._recent_s < 0.5
     finally:
         await pool.close()
 
@@ -167,7 +219,7 @@ async def test_one_that_takes_too_long_ends_its_worker_and_one_that_no_step_hold
     tmp_path: Path,
 ) -> None:
     folder = seeing_checkpoint.save("llava", tmp_path)
-    rules = ImageRules(max_pixels=1 << 27, memory_bytes=1 << 30, cpu_s=0.3)
+    rules = ImageRules(max_pixels=1 << 27, cpu_s=0.3)
     pool = await started(folder, rules, max_span_len=15)
     try:
         with pytest.raises(ImageRefused, match=r"takes more than 0\.3 s to be read"):
@@ -187,7 +239,7 @@ async def test_a_processor_that_cannot_be_opened_is_told_before_and_after_the_st
     assert reason is not None
     assert reason.startswith("its processor cannot be used: ")
     with pytest.raises(Blind, match="its processor cannot be used: "):
-        await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
+        await started(folder, ImageRules(max_pixels=10_000))
 
 
 def test_a_worker_names_no_tensor_that_the_class_does_not_take() -> None:
