@@ -9,6 +9,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ _TOWER: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 7,
 }
+# Of the size of CLIP's ViT-L/14 at 336 pixels, and of a decoder whose steps take a while.
+_LARGE_TOWER: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+_LARGE_TEXT = _TEXT | {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12}
 _TEMPLATE = """\
 {%- for m in messages %}{{- m.role + ': ' }}
     {%- if m.content is string %}{{- m.content }}{% else %}
@@ -59,20 +70,26 @@ def _pil(family: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _llava(tokenizer: Any, tokens: Tokens) -> tuple[dict[str, Any], Any]:
+def _llava(
+    tokenizer: Any,
+    tokens: Tokens,
+    text: Mapping[str, Any] = _TEXT,
+    tower: Mapping[str, Any] = _TOWER,
+) -> tuple[dict[str, Any], Any]:
     config = {
         "model_type": "llava",
-        "text_config": _TEXT,
-        "vision_config": {**_TOWER, "model_type": "clip_vision_model", "projection_dim": 32},
+        "text_config": text,
+        "vision_config": {**tower, "model_type": "clip_vision_model", "projection_dim": 32},
         "image_token_index": tokens["<image>"],
         "vision_feature_layer": -2,
     }
-    size = {"height": 28, "width": 28}
-    images = _pil("clip", "CLIPImageProcessorPil")(size={"shortest_edge": 28}, crop_size=size)
+    side = tower["image_size"]
+    size = {"height": side, "width": side}
+    images = _pil("clip", "CLIPImageProcessorPil")(size={"shortest_edge": side}, crop_size=size)
     processor = _hf.LlavaProcessor(
         images,
         tokenizer,
-        patch_size=7,
+        patch_size=tower["patch_size"],
         vision_feature_select_strategy="default",
         image_token="<image>",
         num_additional_image_tokens=1,
@@ -146,6 +163,7 @@ def _qwen2_5_vl(tokenizer: Any, tokens: Tokens) -> tuple[dict[str, Any], Any]:
 # By name: what makes them, and the tokens that stand around an image in a prompt.
 _FAMILIES: Mapping[str, tuple[Callable[[Any, Tokens], tuple[dict[str, Any], Any]], str, str]] = {
     "llava": (_llava, "", "\n"),
+    "llava_large": (partial(_llava, text=_LARGE_TEXT, tower=_LARGE_TOWER), "", "\n"),
     "idefics3": (_idefics3, "", ""),
     "qwen2_5_vl": (_qwen2_5_vl, "<|vision_start|>", "<|vision_end|>"),
 }

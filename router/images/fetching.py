@@ -13,6 +13,8 @@ import binascii
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 from weakref import WeakValueDictionary
 
@@ -36,7 +38,6 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _UNICAST = ipaddress.ip_network("2000::/3")
 # Characters that are decoded without letting go of the interpreter; of four are made three bytes.
 _PIECE_LEN = 1 << 18
-_IN_PLACE_LEN = 1 << 14
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The addresses of a host at a port. Raises OSError or UnicodeError where there are none.
@@ -47,11 +48,16 @@ class ImageRefused(Exception):
     """An image that cannot be had; the text follows the name of its field."""
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """What the system's resolver says."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(each[4][0]) for each in found]
+class Resolver:
+    """The system's, in threads of its own: the loop's are few, and slow name servers hold them."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_MAX_FETCHES, "resolver")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return [str(each[4][0]) for each in found]
 
 
 class ImageFetcher:
@@ -68,7 +74,7 @@ class ImageFetcher:
         memory: ImageMemory,
         hosts: frozenset[str] | None = None,
         *,
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         fetch_s: float = FETCH_S,
     ) -> None:
@@ -76,7 +82,7 @@ class ImageFetcher:
         self._max_bytes = max_bytes
         self._memory = memory
         self._hosts = hosts
-        self._resolve = resolve
+        self._resolve = resolve or Resolver()
         # One for all, since to read the certificates that are trusted takes it 40 ms; and no client
         # around it, which would keep cookies.
         self._transport = transport or httpx.AsyncHTTPTransport(
@@ -115,8 +121,6 @@ class ImageFetcher:
             raise self._too_large()
         held = Held(self._memory)
         held.grow(len(data) // 4 * 3)
-        if len(data) <= _IN_PLACE_LEN:
-            return ImageFile(decode_base64(data), held=held)
         return ImageFile(await asyncio.to_thread(decode_base64, data), held=held)
 
     async def _follow(self, url: str) -> ImageFile:

@@ -40,12 +40,12 @@ _logger = logging.getLogger("images")
 
 _PROGRAM = "router.images.worker"
 _MIN_RETRY_S = 1.0
+# Until workers can be had, at the start.
+_START_S = 120.0
 # What an image takes before any was read, and the part that each has in what is recent.
 _FIRST_S = 0.2
 _RECENT_PART = 0.2
 _DIGEST_BYTES = 16
-# Longer ones are hashed beside the loop.
-_IN_PLACE_BYTES = 1 << 18
 _ENVIRONMENT = {
     # Nothing of a checkpoint is looked for elsewhere.
     "HF_HUB_OFFLINE": "1",
@@ -68,7 +68,6 @@ class ImageRules:
     wait_s:       seconds that it may take with waiting for a worker; as many wait as are likely
                   to be read in that time
     worker_bytes: the growth of one worker
-    start_s:      seconds until workers can be had, at the start
     num_jobs:     images that are read at the same time
     """
 
@@ -76,7 +75,6 @@ class ImageRules:
     cpu_s: float = 20.0
     wait_s: float = 30.0
     worker_bytes: int = 4 << 30
-    start_s: float = 120.0
     num_jobs: int = field(default_factory=_num_jobs)
 
 
@@ -156,10 +154,10 @@ class ImagePool:
         self._memory = memory
         self._metrics = metrics
         try:
-            async with asyncio.timeout(self._rules.start_s):
+            async with asyncio.timeout(_START_S):
                 zygote = await self._idle_workers.zygote_client()
         except TimeoutError:
-            raise Blind(f"its processor was not ready within {self._rules.start_s:g} s") from None
+            raise Blind(f"its processor was not ready within {_START_S:g} s") from None
         except ZygoteFailed as error:
             raise Blind(str(error)) from error
         about = await zygote.ready
@@ -179,7 +177,7 @@ class ImagePool:
         """What stands for an image. Raises ImageRefused, Overloaded where there is no room or no
         time, and Unhealthy where its worker dies.
         """
-        digest = await self._digest(file.data)
+        digest = await asyncio.to_thread(self._digest, file.data)
         tensors = self._alive.get(digest)
         if tensors is None:
             making = self._making.get(digest)
@@ -192,12 +190,7 @@ class ImagePool:
         self._memory.keep(digest, tensors)
         return PreparedImage(digest, tensors.span_ids, tensors)
 
-    async def _digest(self, data: bytes) -> bytes:
-        if len(data) > _IN_PLACE_BYTES:
-            return await asyncio.to_thread(self._hash, data)
-        return self._hash(data)
-
-    def _hash(self, data: bytes) -> bytes:
+    def _digest(self, data: bytes) -> bytes:
         return blake2b(data, digest_size=_DIGEST_BYTES, key=self._settings).digest()
 
     def _made(self, digest: bytes, task: asyncio.Task[_Tensors]) -> None:

@@ -15,7 +15,7 @@ from router.http.images import ImageReader, ImageSource, joined, markdown_images
 from router.http.openai.schema import ChatBody
 from router.http.request_record import RequestRecord
 from router.http.responses.schema import CountInputBody, turns_of
-from router.images.fetching import ImageFetcher, resolve
+from router.images.fetching import ImageFetcher
 from router.images.memory import ImageMemory
 from router.request.errors import InvalidRequest
 from tests.fakes import FakeShard
@@ -215,7 +215,7 @@ async def test_a_model_that_does_not_see_says_why(path: str, part: Any, place: s
 
 @asynccontextmanager
 async def reading(
-    memory: ImageMemory, resolve: Any = resolve
+    memory: ImageMemory, resolve: Any = None
 ) -> AsyncIterator[tuple[ImageReader, RequestRecord, Gauge]]:
     """A reader, a request of its, and the gauge of its fetches."""
     async with routing(FakeShard()) as rig:

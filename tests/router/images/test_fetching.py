@@ -8,6 +8,7 @@ import asyncio
 import base64
 import gc
 import gzip
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from processes.instruments import Gauge
-from router.images.fetching import ImageFetcher, ImageRefused, decode_base64, resolve
+from router.images.fetching import ImageFetcher, ImageRefused, Resolver, decode_base64
 from router.images.memory import ImageMemory
 from router.request.errors import Overloaded
 from router.request.request import ApiKey
@@ -71,12 +72,13 @@ class Net:
     def __init__(self, dialling: Dialling, hosts: Mapping[str, str | list[str]]) -> None:
         self.dialling = dialling
         self._hosts = hosts
+        self._resolver = Resolver()
         self.num_resolved = 0
 
     async def resolve(self, host: str, port: int) -> list[str]:
         self.num_resolved += 1
         if host not in self._hosts:
-            return await resolve(host, port)  # numbers are their own addresses
+            return await self._resolver(host, port)  # numbers are their own addresses
         found = self._hosts[host]
         return [found] if isinstance(found, str) else found
 
@@ -251,6 +253,26 @@ async def test_a_key_leaves_turns_to_others() -> None:
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_slow_name_servers_hold_up_no_other_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
+        if host == "slow.example":
+            answered.wait()
+        return [(None, None, None, "", (PUBLIC, 80))]
+
+    async with net() as found:
+        monkeypatch.setattr("socket.getaddrinfo", look_up)
+        fetcher = ImageFetcher(MAX_BYTES, memory_of(), transport=found.dialling)
+        slow = [asyncio.create_task(fetcher.fetch("http://slow.example/image")) for _ in range(31)]
+        try:
+            assert (await fetcher.fetch("http://93.184.216.34/image")).data == IMAGE
+            assert not any(task.done() for task in slow)
+        finally:
+            answered.set()
+        await asyncio.gather(*slow)
 
 
 async def test_a_file_takes_memory_for_as_long_as_somebody_has_it() -> None:

@@ -76,7 +76,7 @@ class TestOnePool:
 
     @pytest_asyncio.fixture(scope="class", loop_scope="class")
     async def pool(self, folder: Path) -> AsyncIterator[ImagePool]:
-        rules = ImageRules(max_pixels=1 << 27, worker_bytes=220 << 20)
+        rules = ImageRules(max_pixels=1 << 27, wait_s=120.0, worker_bytes=220 << 20)
         pool = await started(folder, rules)
         yield pool
         await pool.close()
@@ -160,7 +160,7 @@ async def spliced(pool: ImagePool, folder: Path) -> tuple[Sequence[contract.Imag
 async def test_spans_of_many_rows_are_the_processors(tmp_path: Path) -> None:
     folder = seeing_checkpoint.save("idefics3", tmp_path)
     assert may_see(folder)
-    pool = await started(folder, ImageRules(max_pixels=10_000, memory_bytes=1 << 30))
+    pool = await started(folder, ImageRules(max_pixels=10_000))
     try:
         images, _ = await spliced(pool, folder)
     finally:
