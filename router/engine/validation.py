@@ -163,19 +163,7 @@ class Validation:
         if raw.truncate is None:
             # Before anything is read: each image has a token at least.
             self._room(len(token_ids), raw)
-        turns = asyncio.Semaphore(_MAX_READING)
-        made = await asyncio.gather(
-            *(self._prepare(file, turns) for file in raw.images), return_exceptions=True
-        )
-        failed = next((one for one in made if isinstance(one, BaseException)), None)
-        if failed is not None:
-            # Its traceback keeps this frame, and so would the files and the others' tensors stay.
-            made.clear()
-            try:
-                raise failed
-            finally:
-                del failed
-        prepared = [one for one in made if isinstance(one, PreparedImage)]
+        prepared = await self._prepared(raw.images)
         prompt_ids, images = splice(token_ids, self._marker_id, prepared)
         num_left_out = 0 if raw.truncate is None else max(0, len(prompt_ids) - raw.truncate)
         if num_left_out > images[0].start:
@@ -187,9 +175,22 @@ class Validation:
 
     async def count_images(self, files: Sequence[ImageFile]) -> int:
         """The tokens of images beside their markers. Raises InvalidRequest and Overloaded."""
-        turns = asyncio.Semaphore()
-        prepared = [await self._prepare(file, turns) for file in files]
-        return sum(len(one.span_ids) - 1 for one in prepared)
+        return sum(len(one.span_ids) - 1 for one in await self._prepared(files))
+
+    async def _prepared(self, files: Sequence[ImageFile]) -> list[PreparedImage]:
+        turns = asyncio.Semaphore(_MAX_READING)
+        made = await asyncio.gather(
+            *(self._prepare(file, turns) for file in files), return_exceptions=True
+        )
+        failed = next((one for one in made if isinstance(one, BaseException)), None)
+        if failed is not None:
+            # Its traceback keeps this frame, and so would the files and the others' tensors stay.
+            made.clear()
+            try:
+                raise failed
+            finally:
+                del failed
+        return [one for one in made if isinstance(one, PreparedImage)]
 
     async def _prepare(self, file: ImageFile, turns: asyncio.Semaphore) -> PreparedImage:
         assert self._images is not None, "no image is taken"

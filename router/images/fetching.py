@@ -15,7 +15,6 @@ import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from urllib.parse import urljoin, urlsplit
 from weakref import WeakValueDictionary
 
 import httpx
@@ -107,7 +106,9 @@ class ImageFetcher:
             async with asyncio.timeout(self._fetch_s) as limit, turns_of_key, self._turns:
                 has_turn = True
                 limit.reschedule(asyncio.get_running_loop().time() + self._fetch_s)
-                return await self._follow(url)
+                return await self._follow(httpx.URL(url))
+        except httpx.InvalidURL:
+            raise ImageRefused("must be a URL") from None
         except TimeoutError:
             if has_turn:
                 raise ImageRefused(f"did not come within {self._fetch_s:g} s") from None
@@ -123,61 +124,49 @@ class ImageFetcher:
         held.grow(len(data) // 4 * 3)
         return ImageFile(await asyncio.to_thread(decode_base64, data), held=held)
 
-    async def _follow(self, url: str) -> ImageFile:
+    async def _follow(self, url: httpx.URL) -> ImageFile:
         for _ in range(1 + _MAX_REDIRECTS):
             response = await self._ask(url)
             try:
                 location = response.headers.get("location")
                 if not (response.is_redirect and location):
                     return await self._body(response)
-                url = _joined(url, location)
+                url = url.join(location)
             finally:
                 await response.aclose()
         raise ImageRefused(f"must not be redirected more than {_MAX_REDIRECTS} times")
 
-    async def _ask(self, url: str) -> httpx.Response:
+    async def _ask(self, url: httpx.URL) -> httpx.Response:
         """The answer's head, of an address that was checked."""
-        scheme, host, port = self._target(url)
-        address = await self._public_address(host, port)
-        try:
-            dialled = httpx.URL(url).copy_with(host=address, port=port, fragment=None)
-            name = f"[{host}]" if ":" in host else host
-            request = httpx.Request(
-                "GET",
-                dialled,
-                headers={
-                    "host": name if port == _DEFAULT_PORTS[scheme] else f"{name}:{port}",
-                    "accept": "image/*",
-                    "accept-encoding": "identity",
-                    "user-agent": "tandem",
-                },
-                extensions={
-                    "sni_hostname": host,
-                    "timeout": httpx.Timeout(self._fetch_s).as_dict(),
-                },
-            )
-            return await self._transport.handle_async_request(request)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise ImageRefused("could not be fetched: its host did not answer") from error
-
-    def _target(self, url: str) -> tuple[str, str, int]:
-        """Scheme, host and port, if they may be asked."""
-        try:
-            parts = urlsplit(url)
-            host = (parts.hostname or "").rstrip(".")
-            port = parts.port
-        except ValueError:
-            raise ImageRefused("must be a URL") from None
-        if parts.scheme not in _DEFAULT_PORTS or not host:
+        host = url.raw_host.decode().rstrip(".")
+        if url.scheme not in _DEFAULT_PORTS or not host:
             raise ImageRefused("must be a data:, http: or https: URL")
-        if parts.username is not None or parts.password is not None:
+        if url.userinfo:
             raise ImageRefused("must be a URL without a name or password")
-        port = _DEFAULT_PORTS[parts.scheme] if port is None else port
+        port = url.port or _DEFAULT_PORTS[url.scheme]
         if port not in _DEFAULT_PORTS.values():
             raise ImageRefused("must be at port 80 or 443")
         if self._hosts is not None and host not in self._hosts:
             raise ImageRefused("is of a host from which this server fetches no images")
-        return parts.scheme, host, port
+        address = await self._public_address(host, port)
+        request = httpx.Request(
+            "GET",
+            url.copy_with(host=address, port=port, fragment=None),
+            headers={
+                "host": url.netloc.decode(),
+                "accept": "image/*",
+                "accept-encoding": "identity",
+                "user-agent": "tandem",
+            },
+            extensions={
+                "sni_hostname": host,
+                "timeout": httpx.Timeout(self._fetch_s).as_dict(),
+            },
+        )
+        try:
+            return await self._transport.handle_async_request(request)
+        except httpx.HTTPError as error:
+            raise ImageRefused("could not be fetched: its host did not answer") from error
 
     async def _public_address(self, host: str, port: int) -> str:
         try:
@@ -208,13 +197,6 @@ class ImageFetcher:
 
     def _too_large(self) -> ImageRefused:
         return ImageRefused(f"must have at most {self._max_bytes} bytes (--max-image-fetch-size)")
-
-
-def _joined(url: str, location: str) -> str:
-    try:
-        return urljoin(url, location)
-    except ValueError:
-        raise ImageRefused("was redirected to what is no URL") from None
 
 
 def decode_base64(text: str) -> bytes:

@@ -132,7 +132,6 @@ class ImagePool:
         self._metrics: Metrics
         self._alive: weakref.WeakValueDictionary[bytes, _Tensors] = weakref.WeakValueDictionary()
         self._making: dict[bytes, asyncio.Task[_Tensors]] = {}
-        self.num_made = 0
         self.marker = ""
         self._tensor_names: frozenset[str] = frozenset()
         self._settings = b""
@@ -200,7 +199,8 @@ class ImagePool:
 
     async def _make(self, file: ImageFile) -> _Tensors:
         self._memory.make_room()
-        if self._queue_s > self._rules.wait_s:
+        # With nobody before it one is tried, however long the last ones took.
+        if self._num_waiting and self._queue_s > self._rules.wait_s:
             raise self._overloaded(f"{self._num_waiting} images wait to be read")
         try:
             async with asyncio.timeout(self._rules.wait_s):
@@ -217,7 +217,6 @@ class ImagePool:
             raise self._explain(Exit(None, 0.0)) from None
         if "refused" in reply.fields:
             raise ImageRefused(reply.fields["refused"])
-        self.num_made += 1
         return self._read(reply)
 
     @property

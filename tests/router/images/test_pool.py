@@ -82,13 +82,13 @@ class TestOnePool:
         await pool.close()
 
     async def test_the_same_file_is_read_once_and_shared(self, pool: ImagePool) -> None:
-        num_made = pool.num_made
+        num_made = pool._metrics.image_processor.count()
         one, two = await asyncio.gather(
             pool.prepare(file_of(60, 40)), pool.prepare(file_of(60, 40))
         )
         three = await pool.prepare(file_of(60, 40))
         assert one.tensors is two.tensors is three.tensors
-        assert pool.num_made == num_made + 1
+        assert pool._metrics.image_processor.count() == num_made + 1
         assert len(one.digest) == 16
 
     async def test_other_bytes_are_another_image(self, pool: ImagePool) -> None:
