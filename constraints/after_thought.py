@@ -34,8 +34,8 @@ from constraints.bitmask import Bitmask, clear_bits, is_set, row_of, set_bits
 from constraints.errors import DoesNotFit, IllegalToken, NotEnforced
 from constraints.guiding.completion import KnownCompletion, spelled
 from constraints.guiding.stops import automaton_of
-from constraints.matcher import AnyText, Language
-from constraints.output_constraint import ANY_LEN, NO_STOPS, OutputConstraintState
+from constraints.matcher import ANY_LEN, AnyText, Language
+from constraints.output_constraint import NO_STOPS, OutputConstraintState
 from constraints.spec import MAX_SPACES, SPACES, Budget, StopRule, ThoughtRule
 from constraints.vocabulary import Vocabulary, is_mark, kept_with_vocabulary
 

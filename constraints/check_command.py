@@ -105,9 +105,9 @@ class CheckConfig:
         group=Group.CONSTRAINT,
         env=False,
     )
-    closing_checks: bool = setting(
+    strict: bool = setting(
         False,
-        "judge where a value ends what masks cannot keep of a schema",
+        "refuse what masks cannot keep of a schema, which is else judged where a value ends",
         group=Group.CONSTRAINT,
         kind=Spelling.SWITCH,
         env=False,
@@ -156,9 +156,9 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
         _KINDS[config.type],
         text,
         whitespace,
-        config.lenient or config.closing_checks,
+        config.lenient,
         any_key_order=config.key_order == "any",
-        closing_checks=config.closing_checks,
+        strict=config.strict,
     )
 
 

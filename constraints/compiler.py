@@ -14,11 +14,18 @@ from functools import partial
 from types import MappingProxyType
 
 from constraints.engine import HEADER, LIMITS, GrammarLanguage, error_of
-from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced, TooComplex
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    EngineFailed,
+    Malformed,
+    NotEnforced,
+    TooComplex,
+)
 from constraints.grammars import gbnf, lark
 from constraints.grammars.hints import hints_of
 from constraints.grammars.watching import WatchedLanguage
-from constraints.matcher import AnyText, Language
+from constraints.matcher import ANY_LEN, AnyText, Language
 from constraints.regex import writing
 from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.schema import json_schema
@@ -295,7 +302,34 @@ class Compiler:
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
-        schema = json_schema.prepare(spec, limits)
+        try:
+            return self._of_schema(spec, json_schema.prepare(spec, limits))
+        except NotEnforced as refusal:
+            if spec.lenient or spec.strict or spec.is_part:
+                raise
+            language = self._judged(spec, refusal)
+            if language is None:
+                raise
+            return language
+
+    def _judged(self, spec: ConstraintSpec, refusal: NotEnforced) -> Language | None:
+        """What masks cannot keep of a schema is judged where a value ends; None: no text is found.
+
+        Raises NotEnforced for what cannot be judged.
+        """
+        try:
+            schema = json_schema.prepare(spec, LIMITS[spec.kind], judges=True)
+            language = self._of_schema(spec, schema)
+            return None if language.matcher().shortest(ANY_LEN) is None else language
+        except NotEnforced as error:
+            raise (
+                error if error.pointer and error.pointer != refusal.pointer else refusal
+            ) from None
+        except (EngineFailed, TooComplex):
+            return None
+
+    def _of_schema(self, spec: ConstraintSpec, schema: SchemaGrammar) -> GrammarLanguage:
+        limits = LIMITS[spec.kind]
         while True:
             try:
                 watch = schema.watch

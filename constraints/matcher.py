@@ -22,6 +22,9 @@ from constraints.errors import IllegalToken
 from constraints.spec import Translation
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
+# A `max_len` that bounds nothing: asks for the shortest text of any length.
+ANY_LEN = 1 << 20
+
 
 class Matcher(Protocol):
     """The state of one output in a language. Every method may raise EngineFailed."""

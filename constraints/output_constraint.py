@@ -31,7 +31,7 @@ from constraints.guiding.completion import (
 )
 from constraints.guiding.search import is_provably_dead
 from constraints.guiding.stops import StoppedMatcher
-from constraints.matcher import Language, Matcher
+from constraints.matcher import ANY_LEN, Language, Matcher
 from constraints.regex.limits import OutOfReach
 from constraints.regex.syntax import Chars, written_set
 from constraints.spec import Budget, StopRule
@@ -112,8 +112,6 @@ def _are_many(strings: tuple[str, ...]) -> bool:
 NO_STOPS = StopRule()
 # The most forced tokens that are taken at once.
 MAX_FORCED = 64
-# A `max_len` that bounds nothing: asks for the shortest text of any length.
-ANY_LEN = 1 << 20
 
 
 class OutputConstraintState:

@@ -39,7 +39,7 @@ class ConstraintSpec:
     lenient: enforce what is possible of JSON schemas, instead of refusing the rest
     is_part: a schema that a grammar has beside other text, where less can be enforced
     any_key_order: the keys of a schema's objects come in any order, not in the schema's
-    closing_checks: what masks cannot keep of a lenient schema is judged where a value ends
+    strict: refuse a schema that masks cannot keep, instead of judging the rest where a value ends
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class ConstraintSpec:
     lenient: bool = False
     is_part: bool = False
     any_key_order: bool = False
-    closing_checks: bool = False
+    strict: bool = False
 
 
 # The white space before an opener, and between a closer and the text, and the most of it: models do

@@ -750,7 +750,7 @@ class Constraint(_message.Message):
     TRANSLATION_FIELD_NUMBER: _builtins.int
     THOUGHT_FIELD_NUMBER: _builtins.int
     ANY_KEY_ORDER_FIELD_NUMBER: _builtins.int
-    CLOSING_CHECKS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
     text: _builtins.str
     whitespace: Global___ConstraintWhitespace.ValueType
@@ -760,8 +760,8 @@ class Constraint(_message.Message):
     """Masks do not look at max_new_tokens: the output may be cut before the constraint holds."""
     any_key_order: _builtins.bool
     """The keys of a JSON schema's objects come in any order."""
-    closing_checks: _builtins.bool
-    """What masks cannot keep of a lenient schema is judged where a value ends."""
+    strict: _builtins.bool
+    """What masks cannot keep of a JSON schema is refused, not judged where a value ends."""
     @_builtins.property
     def translation(self) -> Global___Translation:
         """What the router's compiling found, so that a shard need not. Absent: it was not found, or
@@ -783,11 +783,11 @@ class Constraint(_message.Message):
         translation: Global___Translation | None = ...,
         thought: Global___Thought | None = ...,
         any_key_order: _builtins.bool = ...,
-        closing_checks: _builtins.bool = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["thought", b"thought", "translation", b"translation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_key_order", b"any_key_order", "closing_checks", b"closing_checks", "cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "text", b"text", "thought", b"thought", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_key_order", b"any_key_order", "cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "strict", b"strict", "text", b"text", "thought", b"thought", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

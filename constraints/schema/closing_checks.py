@@ -11,11 +11,49 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 
+import jsonschema
+
+from constraints.errors import Malformed, NotEnforced
 from constraints.schema.grammar import inside, parts
+from constraints.schema.keywords import KNOWN, is_annotation
 from constraints.schema.place import WATCH
 from constraints.schema.reading import Json, at
+from constraints.schema.references import References, in_lower_case
 from constraints.schema.rewriting import Rewritten
 from constraints.schema.watched import JUDGED, mentions, watching_definitions
+
+# Without `$schema`, the newest draft is used by which the schema is valid.
+_DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Keywords that `jsonschema` reads with another one.
+_READ_BESIDE = frozenset(("then", "else", "minContains", "maxContains"))
+
+
+def validators_of(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
+    """Those of the draft; up to 2019-09 `items` may be a list, and many such schemas name none."""
+    if isinstance(schema, dict) and "$schema" in schema:
+        return (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
+    return _DRAFTS
+
+
+def unjudged(rewritten: Rewritten) -> str | None:
+    """The pointer of what was given up and the judge does not know, or of a misspelt keyword."""
+    known = _READ_BESIDE | validators_of(rewritten.document)[0].VALIDATORS.keys()
+    references = References(in_lower_case(rewritten.document))
+    for pointer in rewritten.given_up:
+        place, _, keyword = pointer.rpartition("/")
+        if keyword not in known:
+            return pointer
+        if keyword in _REFERENCES:
+            try:
+                references.resolve(at(rewritten.document, pointer), place)
+            except (KeyError, Malformed, NotEnforced):
+                return pointer
+    for pointer in rewritten.not_enforced:
+        word = pointer.rpartition("/")[2]
+        if word not in KNOWN and not is_annotation(word):
+            return pointer
+    return None
 
 
 def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from constraints.errors import (
     TooComplex,
     minimal_unsat_core,
 )
-from constraints.schema.closing_checks import judge_at_close
+from constraints.schema.closing_checks import judge_at_close, unjudged
 from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
 from constraints.schema.grammar import grammar_of, may_respell_keys, parts, prune
@@ -352,11 +352,15 @@ class SchemaGrammar:
         return _written(rewritten, self._whitespace, locator)
 
 
-def prepare(spec: ConstraintSpec, limits: Limits) -> SchemaGrammar:
-    """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
+def prepare(spec: ConstraintSpec, limits: Limits, *, judges: bool = False) -> SchemaGrammar:
+    """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex.
+
+    judges: whether what masks cannot keep of it is judged where a value ends; raises NotEnforced
+            for what cannot be judged, too
+    """
     document = read(spec.text)
     watches = not spec.is_part
-    if spec.lenient:
+    if spec.lenient or judges:
         rewritten = relaxed(document, limits, watches=watches)
     else:
         rewritten = checked(document, watches=watches)
@@ -364,8 +368,12 @@ def prepare(spec: ConstraintSpec, limits: Limits) -> SchemaGrammar:
     if spec.any_key_order:
         _watch_keys(rewritten, watches=watches)
     if watches:
-        rewritten.watches = _watches(rewritten, lenient=spec.lenient)
-    if watches and spec.closing_checks and rewritten.given_up:
+        rewritten.watches = _watches(rewritten, lenient=spec.lenient or judges)
+    if judges:
+        pointer = unjudged(rewritten)
+        if pointer is not None:
+            what = f"{pointer or 'the schema'}: neither masks nor a judge of values can keep it"
+            raise NotEnforced(what, pointer)
         rewritten.checked_at_close = judge_at_close(rewritten)
         rewritten.not_enforced = [
             each for each in rewritten.not_enforced if each not in rewritten.checked_at_close

@@ -28,6 +28,7 @@ from constraints.errors import ConstraintError
 from constraints.guiding.alphabet import byte_vocabulary, in_bytes
 from constraints.regex.search import is_found
 from constraints.schema import formats
+from constraints.schema.closing_checks import validators_of
 from constraints.schema.json_schema import prepare
 from constraints.schema.reading import Json, below
 from constraints.schema.references import spelt_out
@@ -258,8 +259,6 @@ def _holding(validator: Any, instance: Json, schema: Json) -> Iterator[Json]:
 
 MAX_VIOLATIONS = 20
 _MAX_MESSAGE_LEN = 300
-# Without `$schema`, the newest draft is used by which the schema is valid.
-_DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
 _UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType)
 # Errors about the value of a keyword in the schema.
 _WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
@@ -318,35 +317,24 @@ def violations(
 
 
 def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
-    """What says whether texts are instances of a part of a schema; or it cannot be followed."""
+    """What says whether texts are instances of a part of a schema; none is that cannot be told."""
     schema = spelt_out(loads(schema_text))
     part = spelt_out(loads(part_text))
-    kinds = _kinds(schema)
     validators = [
         with_patterns(exact(kind))(
             _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
         ).evolve(schema=part)
-        for kind in kinds
+        for kind in validators_of(schema)
     ]
 
     def is_instance(text: str) -> bool:
         value = loads(text)
         for validator in validators:
-            with suppress(*_WRONG_VALUES):
-                try:
-                    return bool(validator.is_valid(value))
-                except (*_UNFOLLOWABLE, ConstraintError):
-                    return True
+            with suppress(ConstraintError, *_UNFOLLOWABLE, *_WRONG_VALUES):
+                return bool(validator.is_valid(value))
         return False
 
     return is_instance
-
-
-def _kinds(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
-    """Up to draft 2019-09 `items` may be a list, and many such schemas name no draft."""
-    if isinstance(schema, dict) and "$schema" in schema:
-        return (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
-    return _DRAFTS
 
 
 def _unnamed(schema: Json) -> Json:
@@ -361,7 +349,7 @@ def _errors(
 ) -> list[jsonschema.ValidationError] | None:
     """The first few errors; None: a keyword of the schema has an invalid value."""
     registry: Registry[Json] = Registry()
-    for kind in _kinds(schema):
+    for kind in validators_of(schema):
         try:
             validator = with_patterns(exact(kind))(
                 _unnamed(schema), registry=registry, format_checker=formats

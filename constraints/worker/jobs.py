@@ -73,7 +73,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "lenient": job.spec.lenient,
         "is_part": job.spec.is_part,
         "any_key_order": job.spec.any_key_order,
-        "closing_checks": job.spec.closing_checks,
+        "strict": job.spec.strict,
     }
     if isinstance(job, Verify):
         return {"spec": spec, "finished": job.text}
@@ -99,7 +99,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
         fields["spec"]["lenient"],
         fields["spec"]["is_part"],
         fields["spec"]["any_key_order"],
-        fields["spec"]["closing_checks"],
+        fields["spec"]["strict"],
     )
     if "finished" in fields:
         return Verify(spec, fields["finished"])

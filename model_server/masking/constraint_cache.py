@@ -18,8 +18,7 @@ from pathlib import Path
 from constraints.after_thought import OutputState, output_state
 from constraints.compiler import MIB, Compiler
 from constraints.errors import ConstraintError
-from constraints.matcher import Language
-from constraints.output_constraint import ANY_LEN
+from constraints.matcher import ANY_LEN, Language
 from constraints.spec import Budget, ConstraintSpec, StopRule, Translation
 from constraints.vocabulary import Vocabulary
 from constraints.warm_up import warm_up

@@ -495,7 +495,7 @@ def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
             _WHITESPACE_FROM_PB[message.whitespace],
             message.lenient,
             any_key_order=message.any_key_order,
-            closing_checks=message.closing_checks,
+            strict=message.strict,
         )
     except KeyError as unknown:
         raise InvalidStep(f"a constraint of kind or whitespace {unknown} is not known") from None

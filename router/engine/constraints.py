@@ -385,7 +385,7 @@ def _key(job: Check) -> _Key:
 
 
 def _spec_key(spec: ConstraintSpec) -> _Key:
-    switches = (spec.lenient, spec.is_part, spec.any_key_order, spec.closing_checks)
+    switches = (spec.lenient, spec.is_part, spec.any_key_order, spec.strict)
     return (spec.kind, spec.whitespace, switches, _digest(spec.text))
 
 

@@ -32,7 +32,7 @@ def constrain_between_marks(
     # What is written there, as it is checked by itself.
     text = grammar.constraint(field).spec.text
     rules = GrammarRules(marks)
-    is_plain = not (grammar.lenient or grammar.any_key_order or grammar.closing_checks)
+    is_plain = not (grammar.lenient or grammar.any_key_order)
     if grammar.kind is Kind.JSON_SCHEMA and is_plain:
         body = rules.rule(f"%json {text}")
     elif grammar.kind is Kind.REGEX:
@@ -43,8 +43,7 @@ def constrain_between_marks(
     else:
         raise Unsupported(
             f"`{field}`: this model writes its answers between marks, where only JSON schemas "
-            "without `lenient`, `key_order` and `closing_checks`, regular expressions and choices"
-            " are kept",
+            "without `lenient` and `key_order`, regular expressions and choices are kept",
             field,
         )
     closing = rules.exact(answer_format.content_closing)

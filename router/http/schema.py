@@ -450,7 +450,7 @@ _OPTIONS_SCHEMA = {
     "whitespace": {"enum": [*_SPACES, None]},
     "lenient": {"type": ["boolean", "null"]},
     "key_order": {"enum": [*KEY_ORDERS, None]},
-    "closing_checks": {"type": ["boolean", "null"]},
+    "strict": {"type": ["boolean", "null"]},
     "on_budget": {"enum": [*CUTS, None]},
 }
 _GRAMMAR_SCHEMA = {
@@ -489,7 +489,7 @@ def _options(value: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if (whitespace := value.get("whitespace")) is not None:
         found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
-    for name in ("lenient", "closing_checks"):
+    for name in ("lenient", "strict"):
         if (switch := value.get(name)) is not None:
             if not isinstance(switch, bool):
                 raise WrongPart(f"must have true or false for `{name}`", switch)

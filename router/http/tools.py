@@ -290,7 +290,7 @@ def _arguments(tool: AllowedTool, answer_format: AnswerFormat) -> RawGrammar:
 
 def _form(grammar: RawGrammar, field: str, answer_format: AnswerFormat) -> str:
     """The schema of an answer that does not call, as JSON text. Raises ToolsRefused."""
-    reads = grammar.lenient or grammar.closing_checks or grammar.any_key_order
+    reads = grammar.lenient or grammar.any_key_order
     says_more = grammar.whitespace or reads or grammar.cuts
     if grammar.kind is not Kind.JSON_SCHEMA or says_more:
         raise ToolsRefused(

@@ -47,10 +47,10 @@ _WITHOUT_STRICT = "without `strict` it is left to a check of the finished text"
 class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
-    `whitespace`, `lenient`, `any_key_order`, `closing_checks` and `cuts` are those of
-    `ConstraintSpec` and `Constraint`; None: unset. So is `is_part`. `strict` asks for masks alone.
-    `strict` is OpenAI's: False leaves what cannot be enforced to a check of the finished text, None
-    stands for fields without it, for which `remedy` says how that is asked for. `not_enforced` are
+    `whitespace`, `lenient`, `any_key_order` and `cuts` are those of `ConstraintSpec` and
+    `Constraint`; None: unset. So is `is_part`. `strict` is OpenAI's: True asks for masks alone,
+    False leaves what cannot be enforced to a check of the finished text, None stands for fields
+    without it, for which `remedy` says how that is asked for. `not_enforced` are
     JSON Pointers of what is left to that check in any case. `parts` are those of `Constraint`.
     """
 
@@ -59,7 +59,6 @@ class RawGrammar:
     whitespace: Whitespace | None = None
     lenient: bool | None = None
     any_key_order: bool | None = None
-    closing_checks: bool | None = None
     cuts: bool | None = None
     strict: bool | None = None
     remedy: str = _WITH_LENIENT
@@ -73,20 +72,19 @@ class RawGrammar:
             ("whitespace", self.whitespace, _SPACED),
             ("lenient", self.lenient, (Kind.JSON_SCHEMA,)),
             ("key_order", self.any_key_order and "any", (Kind.JSON_SCHEMA,)),
-            ("closing_checks", self.closing_checks, (Kind.JSON_SCHEMA,)),
+            ("strict", self.strict, (Kind.JSON_SCHEMA,)),
         ):
             if value and self.kind not in kinds:
                 rule = f"`{word}` is said of JSON, and this is `{self.kind.value}`"
                 raise _invalid(name, rule, value)
-        checks = bool(self.closing_checks) and not self.strict
         spec = ConstraintSpec(
             self.kind,
             self._text(name),
             whitespace=self.whitespace or Whitespace.FLEXIBLE,
-            lenient=bool(self.lenient) or checks,
+            lenient=bool(self.lenient),
             is_part=self.is_part,
             any_key_order=bool(self.any_key_order),
-            closing_checks=checks,
+            strict=bool(self.strict),
         )
         return Constraint(
             spec,

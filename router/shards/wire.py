@@ -249,7 +249,7 @@ def _constraint_to_pb(constraint: OutputConstraint) -> pb.Constraint:
         whitespace=WHITESPACES[spec.whitespace],
         lenient=spec.lenient,
         any_key_order=spec.any_key_order,
-        closing_checks=spec.closing_checks,
+        strict=spec.strict,
         cuts=constraint.cuts,
         translation=None if found is None else _translation_to_pb(found),
         thought=(

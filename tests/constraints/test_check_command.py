@@ -128,12 +128,15 @@ def test_keys_may_be_in_any_order() -> None:
 
 def test_what_is_checked_at_the_close_of_a_value_is_named() -> None:
     schema = '{"type": "array", "items": {"type": "number", "not": {"type": "integer"}}}'
-    asked = ("--type", "json", "--closing-checks", "--constraint", schema)
+    asked = ("--type", "json", "--constraint", schema)
     said = check(*asked, "--text", "[0.5, 5]")
     assert said.returncode == 1
     assert "checked at the close of a value: /items/not" in said.stdout
     assert "not enforced" not in said.stdout
     assert check(*asked, "--text", "[0.5]").returncode == 0
+    refused = check("--strict", *asked, "--text", "[0.5]")
+    assert refused.returncode != 0
+    assert "/items/not" in refused.stdout + refused.stderr
 
 
 def test_a_text_is_judged_by_the_whole_of_a_lenient_schema() -> None:

@@ -10,8 +10,7 @@ from constraints.bitmask import allowed_ids
 from constraints.compiler import MIB, Compiler
 from constraints.engine import LIMITS, GrammarLanguage
 from constraints.errors import Malformed, TooComplex
-from constraints.matcher import Language
-from constraints.output_constraint import ANY_LEN
+from constraints.matcher import ANY_LEN, Language
 from constraints.spec import ConstraintSpec, Kind, Translation, Whitespace
 from tests.constraints.cases import CASES, byte_vocabulary, demo_vocabulary
 

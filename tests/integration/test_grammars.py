@@ -161,7 +161,6 @@ def test_what_masks_cannot_keep_is_judged_where_a_value_ends(server: RunningServ
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "share", "schema": schema},
-            "closing_checks": True,
             "key_order": "any",
         },
     }

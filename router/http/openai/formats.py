@@ -68,7 +68,7 @@ class Options(Schema):
     whitespace: Literal["flexible", "compact", "spaced", "optional"] | None = None
     lenient: bool | None = None
     key_order: Literal["schema", "any"] | None = None
-    closing_checks: bool | None = None
+    strict: bool | None = None
     on_budget: Literal["finish", "cut"] | None = None
 
     def apply(self, grammar: RawGrammar) -> RawGrammar:
@@ -77,7 +77,7 @@ class Options(Schema):
             grammar,
             whitespace=None if self.whitespace is None else Whitespace(self.whitespace),
             lenient=self.lenient,
-            closing_checks=self.closing_checks,
+            strict=grammar.strict if self.strict is None else self.strict,
             any_key_order=None if self.key_order is None else KEY_ORDERS[self.key_order],
             cuts=None if self.on_budget is None else CUTS[self.on_budget],
         )

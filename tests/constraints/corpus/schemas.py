@@ -47,7 +47,7 @@ def _verdict(schema: Any) -> str:
         return " ".join(("noted", *language.not_enforced)) if language.not_enforced else "taken"
     pointer = language.pointer if isinstance(language, NotEnforced) else None
     refused = " ".join(("refused", type(language).__name__, *([pointer] if pointer else [])))
-    checked = compiled(schema, lenient=True, closing_checks=True)
+    checked = compiled(schema, strict=False)
     if not isinstance(checked, WatchedLanguage):
         return refused
     noted = (", noted", *checked.not_enforced) if checked.not_enforced else ()

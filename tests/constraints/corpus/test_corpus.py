@@ -85,7 +85,7 @@ def test_instances_are_accepted_and_near_misses_are_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_with_closing_checks_wrong_values_have_no_end(name: str) -> None:
-    language = compiled(SCHEMAS[name], lenient=True, closing_checks=True)
+    language = compiled(SCHEMAS[name], strict=False)
     assert isinstance(language, WatchedLanguage)
     draw = random.Random(name)
     compare(language, Judge(SCHEMAS[name]), values_of(SCHEMAS[name], language, draw))
@@ -93,7 +93,7 @@ def test_with_closing_checks_wrong_values_have_no_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_with_closing_checks_answers_are_instances_within_their_budgets(name: str) -> None:
-    answers_are_instances(name, 4, lenient=True, closing_checks=True)
+    answers_are_instances(name, 4, strict=False)
 
 
 @pytest.mark.parametrize("name", parted(JUDGED, 40))
@@ -155,7 +155,7 @@ def test_random_values_are_accepted_as_instances_of_random_schemas(seed: str) ->
         compare(language, judge, values, strict)
     else:
         assert isinstance(language, NotEnforced | TooComplex)
-        checked = compiled(schema, lenient=True, closing_checks=True)
+        checked = compiled(schema, strict=False)
         if isinstance(checked, WatchedLanguage) and not checked.not_enforced:
             compare(checked, judge, [*others, *values_of(schema, checked, draw)], strict)
 

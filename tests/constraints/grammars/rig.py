@@ -36,8 +36,9 @@ def compiled(
     return language
 
 
-def of_schema(schema: Any, **how: Any) -> GrammarLanguage:
-    return compiled(Kind.JSON_SCHEMA, json.dumps(schema), **how)
+def of_schema(schema: Any, *, strict: bool = True, **how: Any) -> GrammarLanguage:
+    """Its language; what masks cannot keep is refused, unless it is not `strict`."""
+    return compiled(Kind.JSON_SCHEMA, json.dumps(schema), strict=strict, **how)
 
 
 def accepts(language: Language, text: str) -> bool:

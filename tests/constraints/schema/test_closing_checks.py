@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from constraints.engine import LIMITS
 from constraints.errors import NotEnforced
 from constraints.grammars.watching import WatchedLanguage
 from constraints.output_constraint import OutputConstraintState
+from constraints.schema.json_schema import prepare
 from constraints.schema.validation import violations
 from constraints.schema.watched import read
 from constraints.spec import Budget, ConstraintSpec, Kind
@@ -21,13 +23,15 @@ SHARE: dict[str, Any] = {"type": "object", "properties": {"n": FRACTION}, "requi
 
 
 def closing(schema: Any, **how: Any) -> WatchedLanguage:
-    language = of_schema(schema, lenient=True, closing_checks=True, **how)
+    language = of_schema(schema, strict=False, **how)
     assert isinstance(language, WatchedLanguage)
     return language
 
 
-def judges_of(language: WatchedLanguage) -> list[Any]:
-    return [json.loads(each) for place in read(language.watch).places for each in place.judged]
+def judges_of(schema: Any) -> list[Any]:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
+    watch = prepare(spec, LIMITS[spec.kind], judges=True).watch
+    return [json.loads(each) for place in read(watch).places for each in place.judged]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def judges_of(language: WatchedLanguage) -> list[Any]:
     ],
 )
 def test_the_innermost_schema_that_surely_applies_judges(schema: Any, judges: list[Any]) -> None:
-    assert sorted(map(str, judges_of(closing(schema)))) == sorted(map(str, judges))
+    assert sorted(map(str, judges_of(schema))) == sorted(map(str, judges))
 
 
 @pytest.mark.parametrize(
@@ -70,21 +74,29 @@ def test_what_is_judged_is_not_reported_as_not_enforced() -> None:
     assert language.not_enforced == ("/x-note",)
 
 
-def test_a_misspelt_keyword_is_not_judged_since_the_judge_does_not_know_it() -> None:
-    language = closing({**SHARE, "maxPropertis": 1})
-    assert language.checked_at_close == ("/properties/n/not",)
-    assert language.not_enforced == ("/maxPropertis",)
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        # Which the judge does not know, cannot follow, or knows in another draft alone.
+        ({**SHARE, "maxPropertis": 1}, "/maxPropertis"),
+        ({"anyOf": [FRACTION, {"$ref": "https://example.com/a"}]}, "/anyOf/1/$ref"),
+        ({**SHARE, "$dynamicRef": "#nowhere"}, "/$dynamicRef"),
+        ({"type": "number", "divisibleBy": 3}, "/divisibleBy"),
+        # Of which no text is found.
+        ({"type": "boolean", "not": {"enum": [True, False, {}]}}, "/not"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(schema: Any, pointer: str) -> None:
+    with pytest.raises(NotEnforced) as refused:
+        closing(schema)
+    assert refused.value.pointer == pointer
 
 
-def test_what_cannot_be_followed_is_left_to_the_end() -> None:
-    language = closing({"type": "object", "properties": {"a": {"$ref": "https://example.com/a"}}})
-    assert accepts(language, '{"a": 1}')
-
-
-def test_within_a_grammar_nothing_is_judged() -> None:
-    language = of_schema(FRACTION, lenient=True, closing_checks=True, is_part=True)
-    assert not isinstance(language, WatchedLanguage)
-    assert language.not_enforced == ("/not",)
+@pytest.mark.parametrize("how", [{"strict": True}, {"strict": False, "is_part": True}], ids=str)
+def test_where_masks_are_asked_for_and_within_a_grammar_nothing_is_judged(how: Any) -> None:
+    with pytest.raises(NotEnforced):
+        of_schema(FRACTION, **how)
+    assert of_schema(FRACTION, lenient=True, **how).not_enforced == ("/not",)
 
 
 def test_keys_that_a_choice_requires_may_come_in_any_order() -> None:
@@ -104,7 +116,7 @@ def test_keys_that_a_choice_requires_may_come_in_any_order() -> None:
 @pytest.mark.parametrize("budget", [3, 30])
 def test_an_output_is_led_to_a_value_that_the_judge_takes(budget: int) -> None:
     vocabulary = demo_vocabulary()
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(FRACTION), lenient=True, closing_checks=True)
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(FRACTION))
     for seed in range(8):
         state = OutputConstraintState(language_of(spec, vocabulary), vocabulary, Budget(budget))
         tokens = drawn(state, vocabulary, budget, random.Random(seed))
@@ -117,7 +129,7 @@ def test_under_a_judge_objects_of_many_keys_may_begin_and_end() -> None:
     properties: dict[str, Any] = {f"field {number}": {"type": "integer"} for number in range(12)}
     row = {"type": "object", "properties": properties, "required": list(properties)}
     schema = {"type": "array", "items": {**row, "not": {"const": dict.fromkeys(properties, 1)}}}
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), lenient=True, closing_checks=True)
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
     tokens = vocabulary.spell(json.dumps([dict.fromkeys(properties, 7)] * 3).encode())
     budget = Budget(2 * len(tokens))
     state = OutputConstraintState(
@@ -133,7 +145,7 @@ def test_under_a_judge_objects_of_many_keys_may_begin_and_end() -> None:
 def test_what_could_still_become_right_may_begin(begun: bytes) -> None:
     vocabulary = demo_vocabulary()
     schema = {"not": {"anyOf": [{"type": "integer"}, {"const": {}}, {"const": [7, 0]}]}}
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), lenient=True, closing_checks=True)
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
     state = OutputConstraintState(
         language_of(spec, vocabulary), vocabulary, Budget(30), takes_forced=False
     )

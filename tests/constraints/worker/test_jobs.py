@@ -49,7 +49,7 @@ SPEC = ConstraintSpec(
     lenient=True,
     is_part=True,
     any_key_order=True,
-    closing_checks=True,
+    strict=True,
 )
 
 

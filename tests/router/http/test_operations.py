@@ -190,7 +190,7 @@ async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(
     assert "is not valid under any of the given schemas" in broken["error"]
     assert not other["accepted"]
     assert "error" not in other
-    body["grammar"] = {"type": "json", "value": value, "closing_checks": True}
+    body["grammar"] = {"type": "json", "value": value}
     answer = (await judge.post("/constraints/check", json=body)).json()
     assert answer["checked_at_close"] == ["/anyOf/0/contains", "/anyOf/1/contains"]
     assert answer["not_enforced"] == []

@@ -497,8 +497,8 @@ JSON = '{"type":"object","properties":{"a":{"type":"integer"}}}'
             ConstraintSpec(Kind.JSON_SCHEMA, JSON, any_key_order=True),
         ),
         (
-            {"type": "json", "value": SCHEMA, "closing_checks": True},
-            ConstraintSpec(Kind.JSON_SCHEMA, JSON, lenient=True, closing_checks=True),
+            {"type": "json", "value": SCHEMA, "strict": True},
+            ConstraintSpec(Kind.JSON_SCHEMA, JSON, strict=True),
         ),
     ],
 )
@@ -580,7 +580,8 @@ MALFORMED_GRAMMARS: list[tuple[Any, ...]] = [
     ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
     ({"type": "json", "value": {}, "key_order": "none"}, "must have one of `schema`, `any` for"),
     ({"type": "regex", "value": "a", "key_order": "any"}, "`key_order` is said of JSON"),
-    ({"type": "json", "value": {}, "closing_checks": "no"}, "true or false for `closing_checks`"),
+    ({"type": "json", "value": {}, "strict": "no"}, "must have true or false for `strict`"),
+    ({"type": "choice", "value": ["a"], "strict": True}, "`strict` is said of JSON"),
 ]
 
 

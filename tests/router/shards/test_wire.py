@@ -116,7 +116,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
     )
     logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True, prompt_from=1)
     spec = ConstraintSpec(
-        Kind.REGEX, "a+", Whitespace.SPACED, lenient=True, any_key_order=True, closing_checks=True
+        Kind.REGEX, "a+", Whitespace.SPACED, lenient=True, any_key_order=True, strict=True
     )
     constraint = Constraint(spec, cuts=True, dropped_phrases=("d",))
     request = GenerateRequest(
@@ -163,7 +163,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
         whitespace=pb.CONSTRAINT_WHITESPACE_SPACED,
         lenient=True,
         any_key_order=True,
-        closing_checks=True,
+        strict=True,
         cuts=True,
         thought=pb.Thought(opener="<think>", closer="</think>", is_begun=True, max_len=0),
     )

@@ -53,7 +53,10 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
     ({"response_format": {"type": "json_object", "value": SCHEMA}}, json_of(TEXT)),
     ({"response_format": {"type": "json", "value": SCHEMA}}, json_of(TEXT)),
     ({"response_format": {"type": "json", "value": '{"enum": [1]}'}}, json_of('{"enum": [1]}')),
-    ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, json_of(TEXT)),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": STRICT}},
+        json_of(TEXT, strict=True),
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": LOOSE}}, relaxing(TEXT)),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, relaxing(ANY)),
     ({"response_format": {"type": "json_schema", "value": {"schema": SCHEMA}}}, json_of(TEXT)),
@@ -101,21 +104,7 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
         {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]?"}},
         json_of(TEXT, COMPACT),
     ),
-    *(
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": SCHEMA, "strict": strict},
-                    "closing_checks": True,
-                }
-            },
-            replace(
-                json_of(TEXT, lenient=not strict, closing_checks=not strict), may_relax=not strict
-            ),
-        )
-        for strict in (True, False)
-    ),
+    ({"structured_outputs": {"json": SCHEMA, "strict": True}}, json_of(TEXT, strict=True)),
     ({"guided_json": SCHEMA}, json_of(TEXT)),
     ({"guided_json": SCHEMA, "guided_whitespace_pattern": r"\s*"}, json_of(TEXT)),
     ({"guided_json": SCHEMA, "guided_decoding_backend": "outlines"}, json_of(TEXT)),
