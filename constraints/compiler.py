@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -33,8 +33,8 @@ from constraints.schema.json_schema import SchemaGrammar
 from constraints.spec import ConstraintSpec, Kind, Translation
 from constraints.token_trie import TokenTrie, trie_of
 from constraints.vocabulary import Vocabulary, is_mark, kept_with_vocabulary
-from constraints.where import fallback
 from constraints.where.compile import compile_where
+from constraints.where.machine import atoms
 from constraints.where.parser import parse
 from constraints.where.terms import Matches
 
@@ -259,13 +259,7 @@ class Compiler:
             case Kind.CHOICE:
                 grammar = _choice_grammar(spec.text)
             case Kind.WHERE:
-                expression = parse(spec.text)
-                try:
-                    return compile_where(
-                        expression, self.vocabulary, self._token_trie(), is_plain=True
-                    )
-                except OutOfReach:
-                    grammar = fallback.to_grammar(expression, spec.text)
+                return self._where_language(spec)
         return GrammarLanguage(
             self.vocabulary,
             grammar,
@@ -275,6 +269,26 @@ class Compiler:
             may_run_on=may_run_on,
             hint_without_text=hint_without_text,
         )
+
+    def _where_language(self, spec: ConstraintSpec) -> Language:
+        """An expression with our own automata; one that is a pattern alone as any pattern."""
+        expression = parse(spec.text)
+        try:
+            return compile_where(expression, self.vocabulary, self._token_trie(), is_plain=True)
+        except OutOfReach as reason:
+            patterns = [atom.pattern for atom in atoms(expression) if isinstance(atom, Matches)]
+            try:
+                if isinstance(expression, Matches):
+                    return self._pattern_language(replace(spec, kind=Kind.REGEX, text=patterns[0]))
+                for pattern in patterns:
+                    writing.translate(pattern)
+            except NotEnforced as refusal:
+                # Its place is one in the pattern.
+                raise NotEnforced(f"in a pattern, {refusal}") from None
+            raise TooComplex(
+                f"the expression is followed by its states, and these are too many ({reason}):"
+                " shorten repetitions in its patterns, or say less at once"
+            ) from None
 
     def _pattern_language(self, spec: ConstraintSpec) -> Language:
         """A pattern with llguidance or, if it has look-around, with our own automata."""

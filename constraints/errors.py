@@ -104,11 +104,6 @@ def complaint(text: str, start: int, end: int, what: str, hint: str | None = Non
     return Malformed(f"{message}\n{hint}" if hint else message, start)
 
 
-def without_place(message: str) -> str:
-    """The mistake in a complaint's message, without the place."""
-    return message.partition("\n")[0].partition(": ")[2]
-
-
 def short(written: str) -> str:
     """The source text, shortened for a message."""
     return written if len(written) <= _QUOTED_LEN else written[:_QUOTED_LEN] + "…"

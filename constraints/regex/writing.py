@@ -300,12 +300,6 @@ def between(low: int, high: int) -> str:
     return f"(?:{'|'.join(options)})" if options else r"[^\x{0}-\x{10FFFF}]"
 
 
-def at_least(low: int) -> str:
-    """The digits of the numbers from `low` on, 0 or more."""
-    length = len(str(low))
-    return f"(?:{between(low, 10**length - 1)}|[1-9][0-9]{{{length},}})"
-
-
 def _same_length(low: str, high: str) -> list[str]:
     """Alternatives of the numerals from `low` to `high`, which are of one length."""
     if low == high:

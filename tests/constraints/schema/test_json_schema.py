@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
 from constraints.output_constraint import OutputConstraintState
-from constraints.regex.writing import at_least, between
+from constraints.regex.writing import between
 from constraints.schema.reading import read
 from constraints.schema.references import spelt_out
 from constraints.schema.trivial_schemas import obvious_len
@@ -536,7 +536,6 @@ sizes = st.one_of(st.integers(0, 1200), st.integers(0, 10**18))
 def test_a_range_has_its_numbers(one: int, other: int, number: int) -> None:
     low, high = min(one, other), max(one, other)
     assert (re.fullmatch(between(low, high), str(number)) is not None) is (low <= number <= high)
-    assert (re.fullmatch(at_least(low), str(number)) is not None) is (low <= number)
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
