@@ -9,7 +9,6 @@ that is away for less than a minute, as one that is started anew, is waited for.
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +26,27 @@ _PATIENCE_S = 60.0
 _TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """`batch_id` None: `source` is uploaded, and a new batch begins."""
+def run_batch(
+    source: Path, target: Path, url: str, api_key: str | None, batch_id: str | None
+) -> ExitCode:
+    """The command; `batch_id` None: `source` is uploaded, and a new batch begins.
 
-    source: Path
-    target: Path
-    url: str
-    api_key: str | None
-    batch_id: str | None
-
-
-def run_batch(settings: BatchSettings) -> ExitCode:
-    """The command. Raises BadInput, Refused, Unreachable."""
+    Raises BadInput, Refused, Unreachable.
+    """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    address = read_address(settings.url, settings.api_key)
+    address = read_address(url, api_key)
     headers = {} if address.key is None else {"authorization": f"Bearer {address.key}"}
     with httpx.Client(
         base_url=address.http, headers=headers, timeout=_TIMEOUT_S, trust_env=not address.is_local
     ) as http:
-        batch_id = settings.batch_id or _begin(http, settings.source)
+        batch_id = batch_id or _begin(http, source)
         console.print(f"{batch_id} (go on with it: --id {batch_id})")
         try:
             batch = _until_ended(http, batch_id, console)
         except KeyboardInterrupt:
             return ExitCode.INTERRUPTED
-        errors_path = settings.target.with_suffix(".errors" + settings.target.suffix)
-        _download(http, batch["output_file_id"], settings.target)
+        errors_path = target.with_suffix(".errors" + target.suffix)
+        _download(http, batch["output_file_id"], target)
         _download(http, batch["error_file_id"], errors_path)
     for fault in (batch["errors"] or {"data": ()})["data"]:
         place = "" if fault["line"] is None else f"line {fault['line']}: "

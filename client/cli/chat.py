@@ -1,8 +1,12 @@
-"""A session of `launcher client`: what is typed, answered line by line.
+"""`launcher client`: what is typed is answered line by line, its tokens printed as they come.
 
 /command ...        changes the session
 text key=value ...  asks: as the next turn of a chat, or raw, as a text to go on with
 key=value ...       parameters that hold from then on
+
+Each message has a connection of its own, so that Ctrl-C, which ends it, frees the request at the
+server. On a terminal the client goes on then. Where stdin is no terminal, each line of it is a
+message, and Ctrl-C ends the client.
 
 A chat is kept, here and in its files, as OpenAI's clients send it; what the model thought is in
 `reasoning_content`.
@@ -18,16 +22,18 @@ import asyncio
 import difflib
 import json
 import math
+import os
 import re
+import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from client.calls import Answer, Constraint, GenerateCall, Message, Prompt
-from client.cli.terminal import Screen
+from client.calls import Answer, Constraint, GenerateCall, Message, Prompt, ServerNotice
+from client.cli.terminal import ExitCode, Screen, notice_text, unseen_keys
 from client.errors import BadInput, TandemError
 from client.images import image_url
 from client.lmtp.frames import Greeting, content_of
@@ -387,47 +393,31 @@ class Chat:
         return True
 
     async def _obey(self, name: str, argument: str) -> None:
-        commands: dict[str, Callable[[str], Awaitable[None]]] = {
-            "/system": self._system,
-            "/clear": self._clear,
-            "/save": self._save,
-            "/load": self._load,
-            "/image": self._image,
-            "/thought": self._thought,
-            "/set": self._set,
-            "/schema": self._schema,
-            "/where": self._where,
-            "/raw": self._raw,
-            "/chat": self._chat,
-            "/models": self._models,
-            "/info": self._info,
-            "/help": self._help,
-        }
-        command = commands.get(name)
+        command = getattr(self, f"_do_{name[1:]}", None)
         if command is None:
             listed = ", ".join(usage.split()[0] for usage in COMMANDS)
             raise BadInput(f"{name}: no such command; there are {listed}")
         await command(argument)
 
-    async def _system(self, text: str) -> None:
+    async def _do_system(self, text: str) -> None:
         self.conversation = replace(self.conversation, system=text)
         self.screen.note("[system prompt set]" if text else "[no system prompt]")
 
-    async def _clear(self, _: str) -> None:
+    async def _do_clear(self, _: str) -> None:
         self.conversation = replace(self.conversation, turns=())
         self.screen.note("[a new chat]")
 
-    async def _save(self, name: str) -> None:
+    async def _do_save(self, name: str) -> None:
         path = _path(name, "/save")
         self.conversation.write(path)
         self.screen.note(f"[{len(self.conversation.turns)} turns kept in {path}]")
 
-    async def _load(self, name: str) -> None:
+    async def _do_load(self, name: str) -> None:
         path = _path(name, "/load")
         self.conversation = Conversation.read(path)
         self.screen.note(f"[{len(self.conversation.turns)} turns of {path}]")
 
-    async def _image(self, source: str) -> None:
+    async def _do_image(self, source: str) -> None:
         if source and self.conversation.is_raw:
             raise BadInput("/image: a text that is gone on with has no images; /chat goes back")
         self._images = (*self._images, image_url(source)) if source else ()
@@ -436,19 +426,19 @@ class Chat:
             f"[{count or 'no'} {'image' if count == 1 else 'images'} for the next message]"
         )
 
-    async def _thought(self, _: str) -> None:
+    async def _do_thought(self, _: str) -> None:
         if self.conversation.thought:
             self.screen.lines([self.conversation.thought])
         else:
             self.screen.note("[no thought]")
 
-    async def _set(self, argument: str) -> None:
+    async def _do_set(self, argument: str) -> None:
         key, _, value = argument.partition(" ")
         if key:
             self._keep({key: read_parameter(key, value.strip())})
         self._show_kept()
 
-    async def _schema(self, name: str) -> None:
+    async def _do_schema(self, name: str) -> None:
         schema = None
         if name:
             schema = read_json(_path(name, "/schema"))
@@ -456,10 +446,10 @@ class Chat:
                 raise BadInput(f"{name}: must hold a JSON schema, an object, true or false")
         self._constrain("json", schema)
 
-    async def _where(self, condition: str) -> None:
+    async def _do_where(self, condition: str) -> None:
         self._constrain("where", condition or None)
 
-    async def _raw(self, text: str) -> None:
+    async def _do_raw(self, text: str) -> None:
         if text:
             line = read_line(text)
             raw = replace(self.conversation, is_raw=True)
@@ -468,20 +458,20 @@ class Chat:
             self.conversation = replace(self.conversation, is_raw=True)
             self.screen.note("[texts are gone on with as they are; /chat goes back]")
 
-    async def _chat(self, _: str) -> None:
+    async def _do_chat(self, _: str) -> None:
         if "messages" not in (await self._server()).features:
             raise BadInput("/chat: the model has no chat template")
         self.conversation = replace(self.conversation, is_raw=False)
         self.screen.note("[texts are turns of a chat]")
 
-    async def _models(self, _: str) -> None:
+    async def _do_models(self, _: str) -> None:
         self.screen.lines((await self._server()).models)
 
-    async def _info(self, _: str) -> None:
+    async def _do_info(self, _: str) -> None:
         facts = (await self._server()).facts
         self.screen.lines(f"{name}: {_in_words(value)}" for name, value in facts.items())
 
-    async def _help(self, _: str) -> None:
+    async def _do_help(self, _: str) -> None:
         self.screen.lines(_help())
 
     def _constrain(self, key: str, value: object | None) -> None:
@@ -598,3 +588,109 @@ def _in_words(value: object) -> str:
 def _shown(value: object) -> str:
     text = _in_words(value)
     return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."
+
+
+# Some builds of Python lack it: then lines are typed without editing and history.
+with suppress(ImportError):
+    import readline
+
+HISTORY_NAME = "client_history"
+_HISTORY_LEN = 1000
+
+
+def run_client(url: str, api_key: str | None, model: str | None, state_folder: Path) -> ExitCode:
+    """The command; the history of prompts is kept in `state_folder`.
+
+    Raises a TandemError if nobody is there to talk to, BadInput.
+    """
+    if sys.stdin is None:
+        raise BadInput("stdin is closed; prompts come from there")
+    screen = Screen()
+
+    def show_notice(notice: ServerNotice) -> None:
+        if text := notice_text(notice):
+            screen.note(text)
+
+    def connect() -> LmtpModel:
+        return LmtpModel(url, key=api_key, name=model, on_notice=show_notice)
+
+    chat = Chat(connect, screen, sys.stdin.isatty())
+    asyncio.run(chat.greet())
+    if not chat.is_interactive:
+        return _answer_pipe(chat)
+    with _history_in(state_folder):
+        _answer_terminal(chat)
+    return ExitCode.OK
+
+
+def _answer_pipe(chat: Chat) -> ExitCode:
+    code = ExitCode.OK
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        for line in sys.stdin:
+            if line.strip() in ("/quit", "/exit"):
+                break
+            if not asyncio.run(chat.answer(line.strip())):
+                code = ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return code
+
+
+def _answer_terminal(chat: Chat) -> None:
+    while True:
+        try:
+            line = input("raw> " if chat.conversation.is_raw else "> ").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            chat.screen.lines([""])
+            continue
+        if line in ("/quit", "/exit"):
+            return
+        try:
+            with unseen_keys(sys.stdin.fileno()):
+                asyncio.run(chat.answer(line))
+        except KeyboardInterrupt:
+            chat.screen.note("[cancelled]")
+
+
+@contextmanager
+def _history_in(folder: Path) -> Iterator[None]:
+    """Keep what is typed in a file of the folder, which only its owner reads, if that can be."""
+    path = folder / HISTORY_NAME
+    has_readline = "readline" in sys.modules
+    if has_readline:
+        _complete_commands()
+    is_kept = has_readline and _read_history(path)
+    try:
+        yield
+    finally:
+        if is_kept:
+            readline.set_history_length(_HISTORY_LEN)
+            with suppress(OSError):
+                readline.write_history_file(path)
+
+
+def _read_history(path: Path) -> bool:
+    """Read the file, made if it is missing; False: that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        readline.read_history_file(path)
+    except OSError:
+        return False
+    return True
+
+
+def _complete_commands() -> None:
+    """The tabulator completes /commands."""
+    names = [usage.split()[0] for usage in COMMANDS]
+
+    def complete(text: str, state: int) -> str | None:
+        found = [name for name in names if name.startswith(text)] if text.startswith("/") else []
+        return found[state] if state < len(found) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")

@@ -87,13 +87,10 @@ def client(
     Exit codes: 0; 1 if there is no server, or if such a line was wrong or not answered; 130 after
     Ctrl-C.
     """
-    from client.cli.client import ClientSettings, run_client
+    from client.cli.chat import run_client
 
     place, key = _server(url, api_key)
-    settings = ClientSettings(
-        url=place, api_key=key, model=model, state_folder=read_config().state_folder
-    )
-    raise typer.Exit(run_client(settings))
+    raise typer.Exit(run_client(place, key, model, read_config().state_folder))
 
 
 def top(
@@ -110,11 +107,10 @@ def top(
 
     Exit codes: 0; 1 if there is no server; 130 after Ctrl-C.
     """
-    from client.cli.top import TopSettings
     from client.cli.top import top as run_top
 
     place, key = _server(url, api_key)
-    raise typer.Exit(run_top(TopSettings(place, key, period, count)))
+    raise typer.Exit(run_top(place, key, period, count))
 
 
 def batch(
@@ -133,10 +129,10 @@ def batch(
 
     Exit codes: 0 all lines are answered; 1 some failed, or no server; 130 after Ctrl-C.
     """
-    from client.cli.batch import BatchSettings, run_batch
+    from client.cli.batch import run_batch
 
     place, key = _server(url, api_key)
-    raise typer.Exit(run_batch(BatchSettings(source, target, place, key, batch_id)))
+    raise typer.Exit(run_batch(source, target, place, key, batch_id))
 
 
 def query(

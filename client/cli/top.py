@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TextIO
 
 import httpx
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from client.cli.terminal import ExitCode
 from client.errors import TandemError, Unreachable
-from client.lmtp.address import read_address
+from client.lmtp.address import Address, read_address
 
 _SERIES = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})? (\S+)")
 _BOUND = re.compile(r'le="([^"]+)"')
@@ -28,16 +27,6 @@ _WIDTH = 24
 
 # The value of each series, by name and labels.
 Scrape = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class TopSettings:
-    """Whom to ask, how often, and how many times; `num_reports` None: until Ctrl-C."""
-
-    url: str
-    api_key: str | None
-    period_s: float
-    num_reports: int | None = None
 
 
 def parse(text: str) -> Scrape:
@@ -119,22 +108,24 @@ def total(scrape: Scrape, name: str) -> float | None:
     return sum(values) if values else None
 
 
-def top(settings: TopSettings, out: TextIO | None = None) -> ExitCode:
+def top(url: str, api_key: str | None, period_s: float, num_reports: int | None = None) -> ExitCode:
     """The command: a table that is written anew, or without a terminal one after the other.
 
+    num_reports: None: until Ctrl-C
     A server that goes away is asked on. Raises Unreachable and TandemError where none is there at
     first.
     """
-    console = Console(file=out, highlight=False)
-    before = _scrape(settings)
+    console = Console(highlight=False)
+    address = read_address(url, api_key)
+    before = _scrape(address)
     then_s = time.monotonic()
-    num_left = settings.num_reports
+    num_left = num_reports
     try:
         with Live(console=console, auto_refresh=False) as live:
             while num_left != 0:
-                time.sleep(settings.period_s)
+                time.sleep(period_s)
                 try:
-                    now = _scrape(settings)
+                    now = _scrape(address)
                     now_s = time.monotonic()
                 except TandemError as error:
                     rows = [("trying again", str(error))]
@@ -142,7 +133,7 @@ def top(settings: TopSettings, out: TextIO | None = None) -> ExitCode:
                     rows = Report.between(before, now, now_s - then_s).rows()
                     before = now
                     then_s = now_s
-                table = _table(settings.url, rows)
+                table = _table(url, rows)
                 if console.is_terminal:
                     live.update(table, refresh=True)
                 else:
@@ -153,8 +144,7 @@ def top(settings: TopSettings, out: TextIO | None = None) -> ExitCode:
     return ExitCode.OK
 
 
-def _scrape(settings: TopSettings) -> Scrape:
-    address = read_address(settings.url, settings.api_key)
+def _scrape(address: Address) -> Scrape:
     headers = {} if address.key is None else {"authorization": f"Bearer {address.key}"}
     url = f"{address.http}/metrics"
     try:

@@ -24,38 +24,6 @@ SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: 
 SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
 
 
-class ConditionWords:
-    """The names in one program's conditions. Immutable.
-
-    own: names of the program's own functions, which hide operators
-    """
-
-    def __init__(self, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
-        self.holes = holes
-        self.own = own
-
-    def named(self, node: ast.AST) -> tuple[str, ...]:
-        """The holes that an expression mentions, in order."""
-        return tuple(name for name in names_used(node) if name in self.holes)
-
-    def operator(self, call: ast.Call) -> str | None:
-        """The operator of a call; None: it is none."""
-        if not isinstance(call.func, ast.Name) or call.func.id in self.own:
-            return None
-        name = call.func.id
-        is_word = name.islower() or name.isupper()
-        return name.lower() if is_word and name.lower() in OPERATORS else None
-
-    def is_text(self, node: ast.expr) -> bool:
-        """Whether this is a hole, or a hole in lower or upper case."""
-        match node:
-            case ast.Name(name):
-                return name in self.holes
-            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
-                return name in self.holes and attr in FOLDS
-        return False
-
-
 # A hole's name in brackets or braces.
 _IN_STRING = re.compile(r"(?:\[|\{)\s*([^\W\d]\w*)\s*[\]}]")
 
@@ -104,9 +72,10 @@ class WhereClauses:
 
     def __init__(self, nodes: Nodes, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
         self._nodes = nodes
+        self._all_holes = holes
+        # Those of the condition that is read.
         self._holes = holes
         self._own = own
-        self._words = ConditionWords(holes, own)
 
     def conjuncts(
         self, condition: ast.expr, variables: AbstractSet[str] = frozenset()
@@ -115,7 +84,7 @@ class WhereClauses:
 
         `variables`: holes that the program assigns, too: here their names are Python's.
         """
-        self._words = ConditionWords(self._holes - variables, self._own)
+        self._holes = self._all_holes - variables
         self._check(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
@@ -125,7 +94,7 @@ class WhereClauses:
         span = self._nodes.span(part)
         made = self._nodes.term("term", span, self._condition(part))
         function = self._nodes.at(lambda_of((), made), span)
-        return Conjunct(frozenset(self._words.named(part)), function)
+        return Conjunct(frozenset(self._named(part)), function)
 
     def _check(self, condition: ast.expr) -> None:
         for node in ast.walk(condition):
@@ -134,23 +103,23 @@ class WhereClauses:
             for kind, shown in _REFUSED.items():
                 if isinstance(node, kind):
                     raise self._bad(f"{shown} cannot stand in a condition", node)
-            if isinstance(node, ast.Call) and self._holes.isdisjoint(names_used(node)):
+            if isinstance(node, ast.Call) and self._all_holes.isdisjoint(names_used(node)):
                 self._check_operator(node)
 
     def _check_string(self, node: ast.Constant, value: str) -> None:
         """Refuse what was meant as in a prompt; patterns and phrases have other brackets."""
         for match in _IN_STRING.finditer(value):
             # The parts of an f-string have braces of their own.
-            if match[1] in self._holes:
+            if match[1] in self._all_holes:
                 what = f"a condition's string is no prompt: `{match[0]}`"
                 raise self._bad(f"{what}; write {match[1]}, or an f-string", node)
 
     def _check_operator(self, call: ast.Call) -> None:
         """Refuse an operator without a hole, unless Python has a function of that name."""
-        name = self._words.operator(call)
+        name = self._operator(call)
         if name is None or name in _OPERATORS_OF_PYTHON:
             return
-        holes = ", ".join(sorted(self._words.holes)) or "none"
+        holes = ", ".join(sorted(self._holes)) or "none"
         shown = ast.unparse(call.func)
         raise self._bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
 
@@ -162,12 +131,35 @@ class WhereClauses:
         if is_text or isinstance(node, _NO_CONDITIONS):
             raise self._bad("this says nothing that could be true or false; compare it", node)
 
+    # Words
+
+    def _named(self, node: ast.AST) -> tuple[str, ...]:
+        """The holes that an expression mentions, in order."""
+        return tuple(name for name in names_used(node) if name in self._holes)
+
+    def _operator(self, call: ast.Call) -> str | None:
+        """The operator of a call; None: it is none."""
+        if not isinstance(call.func, ast.Name) or call.func.id in self._own:
+            return None
+        name = call.func.id
+        is_word = name.islower() or name.isupper()
+        return name.lower() if is_word and name.lower() in OPERATORS else None
+
+    def _is_text(self, node: ast.expr) -> bool:
+        """Whether this is a hole, or a hole in lower or upper case."""
+        match node:
+            case ast.Name(name):
+                return name in self._holes
+            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
+                return name in self._holes and attr in FOLDS
+        return False
+
     # Terms
 
     def _condition(self, node: ast.expr) -> ast.expr:
         """Rewrite a condition. `a if t else b` becomes `t and a or not t and b`."""
         self._check_is_condition(node)
-        if not isinstance(node, ast.IfExp) or not self._words.named(node):
+        if not isinstance(node, ast.IfExp) or not self._named(node):
             return self._rewritten(node)
         span = self._nodes.span(node)
         opposite = self._nodes.at(ast.UnaryOp(ast.Not(), node.test), self._nodes.span(node.test))
@@ -179,8 +171,8 @@ class WhereClauses:
     def _asks(self, node: ast.expr) -> bool:
         """Whether it has a hole, or one of our operators, which then is about a variable."""
         calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
-        ours = {self._words.operator(call) for call in calls} - _OPERATORS_OF_PYTHON - {None}
-        return bool(ours or self._words.named(node))
+        ours = {self._operator(call) for call in calls} - _OPERATORS_OF_PYTHON - {None}
+        return bool(ours or self._named(node))
 
     def _rewritten(self, node: ast.expr) -> ast.expr:
         if not self._asks(node):
@@ -194,7 +186,7 @@ class WhereClauses:
                 return self._nodes.term("not_", span, self._condition(node.operand))
             case ast.Compare():
                 return self._compared(node)
-            case ast.Name() if node.id in self._words.holes:
+            case ast.Name() if node.id in self._holes:
                 return self._nodes.term("ref", span, ast.Constant(node.id))
             case ast.Call():
                 return self._called(node)
@@ -239,7 +231,7 @@ class WhereClauses:
 
     def _called(self, node: ast.Call) -> ast.expr:
         span = self._nodes.span(node)
-        operator = self._words.operator(node)
+        operator = self._operator(node)
         if operator is not None:
             if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
                 raise self._bad(f"`{operator}` takes plain arguments alone", node)
@@ -248,7 +240,7 @@ class WhereClauses:
         function = node.func
         if (
             isinstance(function, ast.Attribute)
-            and self._words.is_text(function.value)
+            and self._is_text(function.value)
             and function.attr in _METHODS
             and len(node.args) == 1
             and not node.keywords
@@ -259,7 +251,7 @@ class WhereClauses:
         return self._opaque(node)
 
     def _opaque(self, node: ast.expr) -> ast.expr:
-        holes = self._words.named(node)
+        holes = self._named(node)
         shown = ast.Constant(self._shown(node))
         named = tuple_of([ast.Constant(name) for name in holes])
         span = self._nodes.span(node)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from client.cli.chat import Chat
-from client.cli.client import HISTORY_NAME
+from client.cli.chat import HISTORY_NAME, Chat
 from client.cli.terminal import Screen
 from client.lmtp.model import LmtpModel
 from tests.client.cli.on_terminal import ARGV, on_a_terminal
