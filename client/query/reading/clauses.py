@@ -256,7 +256,6 @@ class _Splitter:
     def _check_word(self, index: int) -> None:
         """Raises if a line begins with an unknown clause, which is not valid Python."""
         token = self._tokens[index]
-        self._check_colon(index)
         is_known = keyword.iskeyword(token.text) or token.text in keyword.softkwlist
         if token.kind != NAME or is_known:
             return
@@ -273,14 +272,6 @@ class _Splitter:
             is_clause = following.kind == NAME and not keyword.iskeyword(following.text)
         if is_clause:
             raise self._bad(_unknown(token.text), token)
-
-    def _check_colon(self, index: int) -> None:
-        behind = self._behind_brackets(index + 1)
-        if not self._tokens[index].is_name(*DECODER_WORDS) or behind == len(self._tokens):
-            return
-        is_end = behind + 1 == len(self._tokens) or self._tokens[behind + 1].begins
-        if self._tokens[behind].is_op(":") and is_end:
-            raise self._bad("the decoder's line has no ':' at its end", self._tokens[behind])
 
     # Clauses
 

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -180,16 +179,6 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 # Errors of Python's parser: syntax, null bytes and lone surrogates, too deep nesting.
 _REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
-# Syntax of other languages.
-_FOREIGN = {
-    "//": "; a comment begins with #, // divides",
-    "&&": "; write `and` for &&",
-    "||": "; write `or` for ||",
-}
-
-_SHOUTED = re.compile(r"\b(?:AND|OR|NOT|IN|IS)\b")
-_STRING = re.compile(r"""(['"]).*?\1""")
-
 # Nodes with a place.
 PLACED = (
     ast.expr,
@@ -286,10 +275,6 @@ class _Lines:
         index = self._index(line, column)
         return self._offsets[index - 1] + 1 if index else self._offsets[0]
 
-    def line(self, number: int) -> str:
-        """The text of a line, from 1."""
-        return self._code[min(max(number, 1), len(self._code)) - 1]
-
     def _index(self, line: int, column: int) -> int:
         index = self._starts[min(max(line, 1), len(self._code)) - 1] + column - self._num_before
         return min(max(index, 0), len(self._offsets) - 1)
@@ -322,24 +307,7 @@ def _refused(
     end_line = error.end_lineno or line
     end_column = (error.end_offset or 0) - 1
     end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
-    hint = _hint(lines.line(line), text.text[start - 1 : start])
-    return text.bad(head + error.msg + hint, start, max(end, start + 1))
-
-
-def _hint(line: str, before: str) -> str:
-    """A hint if an invalid line has the syntax of another language.
-
-    before: the character before the error
-    """
-    for sign, hint in _FOREIGN.items():
-        if sign in line:
-            return hint
-    shouted = _SHOUTED.search(_STRING.sub("", line))
-    if shouted is not None:
-        return f"; write `{shouted[0].lower()}` for {shouted[0]}"
-    if before in ('"', "'"):
-        return f"; the string ends here, at {before}: write \\{before} for the sign itself"
-    return ""
+    return text.bad(head + error.msg, start, max(end, start + 1))
 
 
 def parameters_of(

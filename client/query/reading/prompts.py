@@ -58,10 +58,11 @@ def _end_of_code(chars: str, index: int, signs: str, end: int | None = None) -> 
     return None
 
 
+# Signs of the language, doubled, are text; so is a single `]`.
+_DOUBLED = re.compile(r"\[\[|\]\]|\{\{|\}\}")
+_FIXED = re.compile(rf"(?:{_DOUBLED.pattern}|[^\[{{}}])+")
 _ROLES = ("system", "user", "assistant", "tool")
 _DOTTED = re.compile(r"\w+(?:\s*\.\s*\w+)*\s*")
-# As later versions of LMQL have it: [argmax X], [sample(temperature=2) X].
-_DECODER = re.compile(r"(argmax|sample|beam|best_k|beam_var|var)\b\s*(?:\(.*\))?\s+\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,42 +118,22 @@ class _Reader:
         self._chars = value.code
         self._offsets = value.offsets
         self._parts: list[TemplatePart] = []
-        self._words: list[str] = []
-        self._words_start = 0
 
     def parts(self) -> tuple[TemplatePart, ...]:
         index = 0
         while index < len(self._chars):
-            index = self._step(index)
-        self._flush(index)
+            if fixed := _FIXED.match(self._chars, index):
+                text = _DOUBLED.sub(lambda pair: pair[0][0], fixed[0])
+                self._parts.append(FixedText(text, self._span(index, fixed.end())))
+                index = fixed.end()
+            elif self._chars[index] == "[":
+                index = self._hole(index)
+            elif self._chars[index] == "{":
+                index = self._brace(index)
+            else:
+                what = "a single '}'; write '}}' for the sign itself"
+                raise self._bad(what, index, index + 1)
         return tuple(self._parts)
-
-    def _step(self, index: int) -> int:
-        pair = self._chars[index : index + 2]
-        if pair in ("[[", "]]", "{{", "}}"):
-            return self._word(index, pair[0], 2)
-        match pair[0]:
-            case "[":
-                self._flush(index)
-                return self._hole(index)
-            case "{":
-                self._flush(index)
-                return self._brace(index)
-            case "}":
-                raise self._bad("a single '}'; write '}}' for the sign itself", index, index + 1)
-        return self._word(index, pair[0], 1)
-
-    def _word(self, index: int, char: str, length: int) -> int:
-        if not self._words:
-            self._words_start = index
-        self._words.append(char)
-        return index + length
-
-    def _flush(self, end: int) -> None:
-        if self._words:
-            words = "".join(self._words)
-            self._parts.append(FixedText(words, self._span(self._words_start, end)))
-            self._words.clear()
 
     # Braces
 
@@ -272,10 +253,6 @@ class _Reader:
     def _check_name(self, name: str, start: int, stop: int) -> None:
         if not name:
             raise self._bad("a hole without a name; write '[[]]' for the signs", start, stop)
-        decoder = _DECODER.match(name)
-        if decoder is not None:
-            what = "stands in front of the whole program, not in a hole"
-            raise self._bad(f"`{decoder[1]}` is a decoder, which {what}", start, stop)
         if not name.isidentifier():
             raise self._bad(
                 f"'{name}' is no name for a hole; write '[[' and ']]' for the signs themselves",

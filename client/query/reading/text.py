@@ -115,11 +115,6 @@ OP = tokenize.OP
 _SKIPPED = {tokenize.COMMENT, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT}
 _BREAKS = {tokenize.NL, tokenize.NEWLINE}
 _CLOSING = {")": "(", "]": "[", "}": "{"}
-# Signs that Python does not have, and replacements for tokenizing.
-_MEANT = {
-    "!": "; write `not`",
-    **dict.fromkeys("\u201c\u201d\u201e\u2018\u2019", "; strings have \" or ' around them"),
-}
 # Python 3.12 and later split f-strings into tokens.
 _STARTS = {getattr(tokenize, name, None) for name in ("FSTRING_START", "TSTRING_START")} - {None}
 _ENDS = {getattr(tokenize, name, None) for name in ("FSTRING_END", "TSTRING_END")} - {None}
@@ -201,8 +196,7 @@ def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
         return text.bad("a string that is not closed on its line", offset)
     if shown[:1] == "\\":
         return text.bad("a backslash with something behind it on its line", offset)
-    hint = _MEANT.get(shown[0], "")
-    return text.bad(f"the character {shown[0]!r} means nothing here{hint}", offset)
+    return text.bad(f"the character {shown[0]!r} means nothing here", offset)
 
 
 def _joined(text: Text, region: SourceSpan) -> Iterator[tuple[int, str, int, int]]:

@@ -15,7 +15,7 @@ if they are among the n best of a step.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from client.calls import BeamHole, BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
@@ -28,32 +28,18 @@ from client.query.running.traces import AtHole, Start, Trace
 DEAD = (Unsatisfiable, Rejected, NotSatisfied)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Branch:
-    """A trace at a hole, and its tokens of the hole so far.
-
-    `logprob`, `num_tokens`: of the whole trace, with end tokens.
-    """
+    """A trace at a hole, and how far it is there; `state.hole` is its number in the last call."""
 
     at: AtHole
-    logprob: float = 0.0
-    num_tokens: int = 0
-    output: tuple[int, ...] = ()
-    output_logprob: float = 0.0
+    state: BeamState
 
-    def state(self, hole: int) -> BeamState:
-        """As a BeamState of a call that has its hole under this number."""
-        return BeamState(
-            hole=hole,
-            output=self.output,
-            logprob=self.logprob,
-            num_tokens=self.num_tokens,
-            output_logprob=self.output_logprob,
-        )
-
-    def filled(self, text: str) -> HoleAnswer:
-        """The answer if the output ends here with this text."""
-        return HoleAnswer(text=text, logprob=self.output_logprob, num_tokens=len(self.output))
+    async def answered(self, text: str) -> Trace:
+        """The trace behind the hole, whose output ends here with this text."""
+        state = self.state
+        answer = HoleAnswer(text=text, logprob=state.output_logprob, num_tokens=len(state.output))
+        return await self.at.answered(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +63,7 @@ async def branch_after(
     """
     while not isinstance(trace, TraceEnd):
         if trace.score_call is None:
-            return Branch(at=trace, logprob=logprob, num_tokens=num_tokens)
+            return Branch(trace, BeamState(logprob=logprob, num_tokens=num_tokens))
         answer = await sender.fill(trace)
         logprob += answer.logprob
         num_tokens += answer.num_tokens
@@ -87,11 +73,8 @@ async def branch_after(
 
 async def advance(branch: Branch, text: str, sender: RequestSender) -> AnyBranch:
     """The branch behind a hole with this text. Raises the errors in DEAD."""
-    trace = await branch.at.answered(branch.filled(text))
-    return await branch_after(trace, sender, branch.logprob, branch.num_tokens)
-
-
-# Conversions for calls
+    trace = await branch.answered(text)
+    return await branch_after(trace, sender, branch.state.logprob, branch.state.num_tokens)
 
 
 def distinct_holes(branches: Sequence[Branch]) -> list[AtHole]:
@@ -113,13 +96,7 @@ def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
 
 def branch_of(state: BeamState, ats: Sequence[AtHole]) -> Branch:
     """The branch of a BeamState; `ats`: the holes of the call."""
-    return Branch(
-        at=ats[state.hole],
-        logprob=state.logprob,
-        num_tokens=state.num_tokens,
-        output=state.output,
-        output_logprob=state.output_logprob,
-    )
+    return Branch(ats[state.hole], state)
 
 
 # The factor by which more candidates are requested if those received are not enough.
@@ -226,7 +203,9 @@ class _Search:
         return BeamsCall(
             width=beam.n,
             holes=tuple(beam_hole(at, is_last=self._trusts_last and at.is_last) for at in ats),
-            beams=tuple(branch.state(numbers[id(branch.at)]) for branch in self._active),
+            beams=tuple(
+                replace(branch.state, hole=numbers[id(branch.at)]) for branch in self._active
+            ),
             sampling=ats[0].call.sampling,
             length_penalty=beam.length_penalty,
             early_stopping=beam.early_stopping,
@@ -296,8 +275,8 @@ class _Search:
         if isinstance(place, Branch):
             self._active.append(place)
             return
-        trace = place.branch if isinstance(place, _Filled) else place
-        score = score_of(trace.logprob, trace.num_tokens, self._beam.length_penalty)
+        at_end = place.branch.state if isinstance(place, _Filled) else place
+        score = score_of(at_end.logprob, at_end.num_tokens, self._beam.length_penalty)
         self._ended.append(_Scored(score, place))
         self._ended.sort(key=lambda each: -each.score)
         del self._ended[self._beam.n :]
@@ -308,7 +287,7 @@ async def _finish(trace: FinishedBranch | _Filled) -> TraceEnd | None:
     if isinstance(trace, FinishedBranch):
         return trace.trace
     try:
-        ended = await trace.branch.at.answered(trace.branch.filled(trace.text))
+        ended = await trace.branch.answered(trace.text)
     except DEAD:
         return None
     if isinstance(ended, TraceEnd):

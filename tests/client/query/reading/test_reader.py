@@ -544,8 +544,6 @@ HOLES = [
     ('"[X: 1 +]"', "the type of X: invalid syntax", "]"),
     ('"[@ X]"', "behind '@' comes the name of a function", "@"),
     ('"[print(X)]"', "'print(X)' is no name for a hole", "[print(X)]"),
-    ('"[argmax X]"', "`argmax` is a decoder, which stands in front", "[argmax X]"),
-    ('"[sample(n=2) X]"', "`sample` is a decoder, which stands in front", "[sample(n=2) X]"),
     ('"[__tandem]"', "the name '__tandem' is taken", "[__tandem]"),
 ]
 WRONG_PROMPTS = [
@@ -554,8 +552,7 @@ WRONG_PROMPTS = [
     ('"a } b"', "a single '}'; write '}}'", "}"),
     ('"[X] {X +}"', "in braces: invalid syntax", "}"),
     ('"{x!q}"', "behind '!' comes r, s or a", "!q"),
-    ('"a {"name": 1} [X]"', 'the string ends here, at ": write \\" for the sign', None),
-    ("\u201c[X]\u201d", "strings have \" or ' around them", "\u201c"),
+    ("\u201c[X]\u201d", "means nothing here", "\u201c"),
     ('def f():\n   x = 1\n   "Q: [X]"', "a prompt in a function", '"Q: [X]"'),
     ('"{:boss}"', "'{:boss}' is no role; known are {:system}", "{:boss}"),
     (r'"\x4"', "is not complete, or no character", "\\"),
@@ -574,8 +571,6 @@ CLAUSES = [
         "a prompt is strings alone",
         '"[X]" // it',
     ),
-    ('"[X]"\nwhere len(X) < n // of them', "a comment begins with #, // divides", None),
-    ('argmax(n=1):\n  "[X]"', "the decoder's line has no ':' at its end", ":"),
     ('"[X]"\nwhere len(X) < 3\n"[Y]"', "behind the program's clauses comes no further", '"[Y]"'),
     ('"[X]"\nwhere len(X) < 3\nprint(X)', "behind the program's clauses comes no", "print"),
     ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam)", "beem"),
@@ -599,11 +594,7 @@ CLAUSES = [
 ]
 CONDITIONS = [
     ('"[X]" where len(X) <', "in the prompt's condition: invalid syntax", ""),
-    ('"[X]" where len(X) < 3 && len(X) > 1', "invalid syntax; write `and` for &&", None),
-    ('"[X]" where len(X) < 3 AND X != "IN"', "; write `and` for AND", None),
-    ('"[X]" where X IN ["a"]', "; write `in` for IN", None),
-    ('"[X]" where X == "a" || X == "b"', "invalid syntax; write `or` for ||", None),
-    ('"[X]" where !(X == "a")', "the character '!' means nothing here; write `not`", "!"),
+    ('"[X]" where !(X == "a")', "the character '!' means nothing here", "!"),
     ('"[X]" where len(X) < 3, len(X) > 1', "joined by `and`, not by a comma", None),
     ('"[X]" where X == "a" or "b"', "says nothing that could be true or false", '"b"'),
     ('"[X]" where X where X', "a second `where` of a prompt", "where"),

@@ -198,12 +198,6 @@ async def test_a_condition_may_stand_in_front_of_the_prompts() -> None:
     assert (await run('where len(X) < 3\n"Q: [X]"', model=model))["X"] == "a"
 
 
-@pytest.mark.parametrize("line", ["x = 5 // num items", '"[X]" where X in ["a"] // of two'])
-async def test_slashes_divide_whatever_follows(line: str) -> None:
-    with pytest.raises(BadProgram, match="// divides"):
-        await run(line, model=ScriptedModel(lambda prompt: ["a"]))
-
-
 async def test_what_editors_put_in_front_of_a_file_is_no_part_of_its_program() -> None:
     model = ScriptedModel(lambda prompt: ["a"])
 
