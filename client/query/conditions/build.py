@@ -11,7 +11,6 @@ A Python value among the parts works as in Python: a false one ends an `and`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from client.query.conditions.evaluate import refuse_awaitable, uncounted_parts
 from client.query.conditions.terms import (
@@ -109,23 +108,3 @@ def opaque(
 ) -> Term:
     """Any other Python expression about holes."""
     return Opaque(names, function, place, text)
-
-
-class _Zero(int):
-    """The zero in `0 - X` for `-X`: a sign is arithmetic on holes, and has its Python meaning for
-    other values.
-    """
-
-    def __add__(self, other: Any) -> Any:
-        return +other
-
-    def __sub__(self, other: Any) -> Any:
-        return -other
-
-
-_ZERO = _Zero()
-
-
-def signed(place: Place, symbol: str, operand: object, text: str) -> Term:
-    """`-X` or `+X`."""
-    return calculated(place, _ZERO, symbol, operand, text)

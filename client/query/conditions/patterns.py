@@ -11,10 +11,11 @@ two patterns: of texts without them, and of those with one of them somewhere, to
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeAlias
 
 from constraints.where.terms import And, Expression, IsFloat, Matches, Not, OneOf, any_of
 
@@ -38,42 +39,63 @@ def folded(
     """
     if sum(map(len, texts)) > MAX_LETTERS:
         return None
-    patterns = [pattern for text in texts if (pattern := _folded(fold, text)) is not None]
-    whole = "|".join(dict.fromkeys(patterns))
+    odd = {text: _odd_in(fold, text, is_part=before or behind) for text in texts}
+    found = [
+        dict.fromkeys(pattern for text in texts if (pattern := _folded(fold, text, chars[text])))
+        for chars in (dict.fromkeys(texts, ()), odd)
+    ]
+    sufficient, necessary = (_any_of(patterns, before, behind) for patterns in found)
+    return sufficient, necessary
+
+
+def _any_of(patterns: Collection[str], before: bool, behind: bool) -> Expression:
+    whole = "|".join(patterns)
     if before or behind:
         whole = f"{_ANYTHING * before}(?:{whole}){_ANYTHING * behind}"
-    sufficient: Expression = Matches(whole) if patterns else OneOf(())
-    is_part = before or behind
-    odd = dict.fromkeys(
-        char
+    return Matches(whole) if patterns else OneOf(())
+
+
+_Odd: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _odd_in(fold: str, text: str, *, is_part: bool) -> _Odd:
+    """The odd characters that become letters of the text, with all that each becomes."""
+    return tuple(
+        (char, letters)
         for char, letters in _letters(fold)[1]
-        if any(letters & set(text) if is_part else letters <= set(text) for text in texts)
+        if (set(letters) & set(text) if is_part else letters in text)
     )
-    if not odd:
-        return sufficient, sufficient
-    with_odd = Matches(f"{_ANYTHING}[{re.escape(''.join(odd))}]{_ANYTHING}")
-    return sufficient, any_of((sufficient, with_odd))
 
 
-def _folded(fold: str, text: str) -> str | None:
-    """Of the texts that become this one, those whose characters do so on their own."""
-    become = FOLDS[fold]
-    others = _letters(fold)[0]
-    sources = [letter * (become(letter) == letter) + others.get(letter, "") for letter in text]
-    return "".join(f"[{re.escape(chars)}]" for chars in sources) if all(sources) else None
+def _folded(fold: str, text: str, odd: _Odd) -> str | None:
+    """The pattern of texts that become this one, some of their characters odd; None: none does.
+
+    A letter is optional where an odd character may have brought it with the one before.
+    """
+    pattern = ""
+    for place, letter in enumerate(text):
+        itself = letter * (FOLDS[fold](letter) == letter)
+        chars = itself + _letters(fold)[0].get(letter, "")
+        chars += "".join(dict.fromkeys(char for char, letters in odd if letter in letters))
+        if not chars:
+            return None
+        pair = text[place - 1 : place + 1]
+        is_optional = place > 0 and any(pair in letters for _, letters in odd)
+        pattern += f"[{re.escape(chars)}]" + "?" * is_optional
+    return pattern or "(?:)"
 
 
 @lru_cache(maxsize=2)
-def _letters(fold: str) -> tuple[Mapping[str, str], Sequence[tuple[str, frozenset[str]]]]:
-    """By letter the other characters that become it on their own; and what the rest become."""
+def _letters(fold: str) -> tuple[Mapping[str, str], _Odd]:
+    """By letter the other characters that become it on their own; and what odd ones become."""
     sources: dict[str, str] = {}
-    odd: list[tuple[str, frozenset[str]]] = []
+    odd: list[tuple[str, str]] = []
     for char in map(chr, range(_END_OF_LETTERS)):
         letters = FOLDS[fold](char)
         if fold == "lower" and char == "Σ":
-            odd += [(char, frozenset("σ")), (char, frozenset("ς"))]
+            odd += [(char, "σ"), (char, "ς")]
         elif len(letters) > 1:
-            odd.append((char, frozenset(letters)))
+            odd.append((char, letters))
         elif letters != char:
             sources[letters] = sources.get(letters, "") + char
     return MappingProxyType(sources), tuple(odd)

@@ -21,7 +21,6 @@ from client.query.reading.nodes import Nodes, lambda_of, names_used, tuple_of
 from client.query.reading.text import SourceSpan
 
 SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
-SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
 
 
 # A hole's name in brackets or braces.
@@ -192,8 +191,6 @@ class WhereClauses:
                 return self._called(node)
             case ast.BinOp() if type(node.op) in SYMBOLS:
                 return self._calculated(node)
-            case ast.UnaryOp() if type(node.op) in SIGNS:
-                return self._signed(node)
         return self._opaque(node)
 
     def _calculated(self, node: ast.BinOp) -> ast.expr:
@@ -203,12 +200,6 @@ class WhereClauses:
         left = self._rewritten(node.left)
         right = self._rewritten(node.right)
         return self._nodes.term("calculated", span, left, symbol, right, shown)
-
-    def _signed(self, node: ast.UnaryOp) -> ast.expr:
-        span = self._nodes.span(node)
-        symbol = ast.Constant(SIGNS[type(node.op)])
-        shown = ast.Constant(self._shown(node))
-        return self._nodes.term("signed", span, symbol, self._rewritten(node.operand), shown)
 
     def _later(self, node: ast.expr) -> ast.expr:
         return self._nodes.at(lambda_of((), self._condition(node)), self._nodes.span(node))

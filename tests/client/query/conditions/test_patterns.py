@@ -121,7 +121,7 @@ def test_what_people_write_is_a_mask_and_needs_no_check(clause: str, kept: str) 
 @pytest.mark.parametrize(
     ("clause", "texts", "others"),
     [
-        ("X.upper() == 'STRASSE'", ["straße", "STRASSE", "Straſſe"], ["strase"]),
+        ("X.upper() == 'STRASSE'", ["straße", "STRASSE", "Straſſe"], ["strae"]),
         ("starts_with(X.upper(), 'S')", ["ßa", "s"], ["a"]),
         ("'hi' in X.lower()", ["OHİ", "oHi"], ["H"]),
         ("X.lower() == 'ας'", ["ΑΣ", "ας"], ["ασ"]),

@@ -1,4 +1,4 @@
-"""Models in memory, and programs whose bodies are written by hand, as reading would make them.
+"""Models in memory.
 
 ScriptedModel     for each prompt the texts that it would like to write, best first
 TreeModel         four tokens, log-probabilities by a hash: its whole tree can be searched
@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -29,7 +29,6 @@ from client.calls import (
     GenerateCall,
     GeneratedToken,
     Message,
-    Model,
     Prompt,
     ScoreCall,
     Scored,
@@ -38,13 +37,7 @@ from client.calls import (
 )
 from client.errors import ConstraintRefused, InvalidRequest, ServerFailed
 from client.query import query
-from client.query.conditions import build
-from client.query.errors import Place, QueryError, Source
-from client.query.program import Condition, Context, Hole, Program
-from client.query.running.decoders import decoding
-from client.query.running.execution import Job
-from client.query.running.results import Result
-from client.query.session import RunSurroundings, run_job
+from client.query.errors import QueryError
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from router.engine.beam_search import (
@@ -517,66 +510,6 @@ async def inner():  # type: ignore[no-untyped-def]
 
 def names_of(known: Known) -> dict[str, object]:
     return {"known": known, "inner": inner}
-
-
-HERE = Place(1, 1, 1, 2)
-SOURCE = Source("the program's text", "<test>")
-
-Body = Callable[..., Awaitable[object]]
-
-
-def program(body: Body, *holes: str, returns: bool = False) -> Program:
-    return Program(
-        name=body.__name__,
-        source=SOURCE,
-        parameters=(),
-        body=body,
-        hole_names=frozenset(holes),
-        returns=returns,
-    )
-
-
-def hole(name: str, *conditions: Condition, **more: object) -> Hole:
-    return Hole(name=name, place=HERE, conditions=conditions, **more)  # type: ignore[arg-type]
-
-
-def say(context: Context, text: str) -> None:
-    context.say(text, HERE)
-
-
-def ref(name: str) -> object:
-    return build.ref(HERE, name)
-
-
-def one_of(name: str, *values: str) -> Condition:
-    return lambda: build.compare(HERE, ref(name), "in", list(values))
-
-
-def checked(names: str, function: Callable[..., object], text: str = "check") -> Condition:
-    """Python over the holes of these names."""
-    return lambda: build.opaque(HERE, tuple(names.split()), function, text)
-
-
-async def run_body(
-    body: Body,
-    model: Model,
-    decoder: str = "argmax",
-    returns: bool = False,
-    **options: object,
-) -> Result[object]:
-    (result,) = await run_bodies(body, model, decoder, returns, **options)
-    return result
-
-
-async def run_bodies(
-    body: Body,
-    model: Model,
-    decoder: str = "argmax",
-    returns: bool = False,
-    **options: object,
-) -> tuple[Result[object], ...]:
-    job = Job(program=program(body, returns=returns))
-    return await run_job(job, decoding(decoder, (), options), RunSurroundings(model=model))
 
 
 def under_caret(error: QueryError) -> str:

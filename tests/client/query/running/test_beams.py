@@ -2,31 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from client.calls import BeamsAnswer, BeamsCall, BeamsReport, Constraint, GenerateCall
-from client.query import NotSatisfied, Unsatisfiable, beam
-from client.query.program import Context
+from client.query import NotSatisfied, Unsatisfiable, beam, run, run_all
 from client.query.running.beams import Beam
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
-from tests.client.query.running.models import (
-    TreeModel,
-    checked,
-    hole,
-    one_of,
-    run_bodies,
-    run_body,
-    say,
-    text_of,
-)
+from tests.client.query.running.models import TreeModel, text_of
 
 seeds = st.integers(0, 10**6)
 WORDS = ("a", "ab", "abab", "b.", "ba", "bb")
+FIVE_WORDS = ("a", "b", "ab", "ba", "aab")
 
 
 class Trace(NamedTuple):
@@ -48,19 +39,22 @@ def joined(first: Trace, second: Trace) -> Trace:
     return Trace(*(left + right for left, right in zip(first, second, strict=True)))  # type: ignore[operator]
 
 
-async def branching(context: Context) -> None:
-    """Two holes or three: which ones depends on the first."""
-    say(context, "P:")
-    first = await context.hole(hole("X", one_of("X", *WORDS)))
-    if "b" in first:
-        say(context, " and")
-        second = await context.hole(hole("Y", one_of("Y", "a", "b", "ab")))
-        if second == "b":
-            say(context, "!")
-            await context.hole(hole("Z", one_of("Z", "ab", "a.")))
-    else:
-        say(context, " or")
-        await context.hole(hole("Y", one_of("Y", "bb", "b.a")))
+# Two holes or three: which ones depends on the first.
+BRANCHING = """
+"P:[X]" where X in WORDS
+if "b" in X:
+    " and[Y]" where Y in ["a", "b", "ab"]
+    if Y == "b": "![Z]" where Z in ["ab", "a."]
+else:
+    " or[Y]" where Y in ["bb", "b.a"]
+"""
+
+
+async def searched(text: str, model: TreeModel, n: int = 4, **options: Any) -> list[Result[object]]:
+    """The results of a beam search."""
+    decoder = decoding("beam", (n,), options)
+    names = {"WORDS": WORDS, "FIVE_WORDS": FIVE_WORDS}
+    return [*await run_all(text, names, model=model, decoder=decoder)]
 
 
 def traces_of_branching(model: TreeModel) -> Iterator[Trace]:
@@ -104,37 +98,30 @@ class TestWholeTree:
         model = TreeModel(seed)
         every = best(traces_of_branching(model))
         assume(has_no_ties(every))
-        results = await run_bodies(branching, model, "beam", n=len(every))
-        assert found(results) == expected(every)
+        assert found(await searched(BRANCHING, model, len(every))) == expected(every)
 
     @settings(max_examples=15)
     @given(seed=seeds, length_penalty=st.sampled_from([-0.5, 0.5, 1.0, 2.0]))
     async def test_the_score_may_count_tokens(self, seed: int, length_penalty: float) -> None:
         model = TreeModel(seed)
         every = best(traces_of_branching(model), length_penalty)
-        results = await run_bodies(
-            branching, model, "beam", n=len(every), length_penalty=length_penalty
-        )
+        results = await searched(BRANCHING, model, len(every), length_penalty=length_penalty)
         assert found(results) == expected(every)
 
     async def test_there_are_no_more_traces_than_there_are(self) -> None:
         model = TreeModel(3)
         every = best(traces_of_branching(model))
-        assert found(await run_bodies(branching, model, "beam", n=500)) == expected(every)
+        assert found(await searched(BRANCHING, model, 500)) == expected(every)
 
     @settings(max_examples=15)
     @given(seed=seeds, max_tokens=st.integers(1, 3))
     async def test_holes_without_a_condition_end_at_their_budget(
         self, seed: int, max_tokens: int
     ) -> None:
-        async def free(context: Context) -> None:
-            say(context, "Q")
-            await context.hole(hole("X"))
-
         model = TreeModel(seed)
         call = GenerateCall(prompt="Q", max_tokens=max_tokens)
         every = best(Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call))
-        results = await run_bodies(free, model, "beam", n=len(every), max_tokens=max_tokens)
+        results = await searched('"Q[X]"', model, len(every), max_tokens=max_tokens)
         assert found(results) == expected(every)
 
 
@@ -145,15 +132,13 @@ class TestNarrowBeams:
     @given(seed=seeds, n=st.integers(1, 6))
     async def test_beams_are_joint_over_holes_and_branches(self, seed: int, n: int) -> None:
         model = TreeModel(seed)
-        results = await run_bodies(branching, model, "beam", n=n)
-        assert found(results) == expected(plain_beam(model, n))
+        assert found(await searched(BRANCHING, model, n)) == expected(plain_beam(model, n))
 
     async def test_one_beam_takes_the_best_token_each_time(self) -> None:
         for seed in range(20):
             model = TreeModel(seed)
-            (beam,) = await run_bodies(branching, model, "beam", n=1)
-            greedy = await run_body(branching, model, "argmax")
-            assert found([beam]) == found([greedy])
+            greedy = await run(BRANCHING, {"WORDS": WORDS}, model=model)
+            assert found(await searched(BRANCHING, model, 1)) == found([greedy])
 
 
 class Node(NamedTuple):
@@ -208,60 +193,38 @@ class TestChecks:
     """What a hole's text breaks ends its trace, and the others go on."""
 
     async def test_traces_whose_text_fails_a_check_are_no_results(self) -> None:
-        async def body(context: Context) -> None:
-            say(context, "P:")
-            await context.hole(hole("X", checked("X", lambda text: len(text) % 2 == 1)))
-
         call = GenerateCall(prompt="P:", max_tokens=3)
         for seed in range(10):
             model = TreeModel(seed)
             every = [Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call)]
             odd = best(trace for trace in every if len(trace.texts[0]) % 2 == 1)
-            results = await run_bodies(body, model, "beam", n=len(every), max_tokens=3)
-            assert found(results) == expected(odd)
+            text = '"P:[X]" where len(X) % 2 == 1'
+            assert found(await searched(text, model, len(every), max_tokens=3)) == expected(odd)
 
     async def test_no_trace_that_keeps_its_checks_is_an_error(self) -> None:
-        async def body(context: Context) -> None:
-            await context.hole(hole("X", checked("X", lambda text: False)))
-
-        with pytest.raises(NotSatisfied, match=r"`check` does not hold: \[X\] is '"):
-            await run_bodies(body, TreeModel(1), "beam", max_tokens=2)
+        with pytest.raises(NotSatisfied, match=r"`X.isspace\(\)` does not hold: \[X\] is '"):
+            await searched('"[X]" where X.isspace()', TreeModel(1), max_tokens=2)
 
     async def test_a_text_that_makes_the_next_hole_impossible_is_none(self) -> None:
-        async def body(context: Context) -> None:
-            first = await context.hole(hole("X", one_of("X", "a", "b")))
-            await context.hole(hole("Y", one_of("Y", *("ab" if first == "b" else ()))))
-
+        text = '"[X]" where X in ["a", "b"]\n"[Y]" where Y in ("ab" if X == "b" else [])'
         for seed in range(6):
-            results = await run_bodies(body, TreeModel(seed), "beam")
+            results = await searched(text, TreeModel(seed))
             assert {result["X"] for result in results} == {"b"}
 
     async def test_a_first_hole_that_nothing_satisfies_is_an_error(self) -> None:
-        async def body(context: Context) -> None:
-            await context.hole(hole("X", one_of("X", "a"), one_of("X", "b")))
-
         with pytest.raises(Unsatisfiable):
-            await run_bodies(body, TreeModel(1), "beam")
+            await searched('"[X]" where X in ["a"] and X in ["b"]', TreeModel(1))
 
 
 class TestPrograms:
     """Programs without holes to search, and with distributions among them."""
 
     async def test_a_program_without_holes_has_one_trace(self) -> None:
-        async def body(context: Context) -> str:
-            say(context, "Hi")
-            return "done"
-
-        (result,) = await run_bodies(body, TreeModel(1), "beam", returns=True)
+        (result,) = await searched('"Hi"\nreturn "done"', TreeModel(1))
         assert (result.prompt, result.value, result.requests) == ("Hi", "done", ())
 
     async def test_a_distribution_is_scored_and_counts(self) -> None:
-        async def body(context: Context) -> None:
-            say(context, "P:")
-            await context.hole(hole("X", one_of("X", *WORDS)))
-            say(context, " so ")
-            await context.hole(hole("D", support=("a", "b", "ab")))
-
+        text = '"P:[X]" where X in WORDS\n" so [D]" distribution D in ["a", "b", "ab"]'
         for seed in range(8):
             model = TreeModel(seed)
             every = []
@@ -272,7 +235,7 @@ class TestPrograms:
                 }
                 value = max(scored, key=scored.__getitem__)
                 every.append(joined(first, Trace((value,), scored[value], 1)))
-            results = await run_bodies(body, model, "beam", n=len(every))
+            results = await searched(text, model, len(every))
             assert found(results) == expected(best(iter(every)))
             assert set(results[0].distributions["D"].plain) == {"a", "b", "ab"}
 
@@ -281,11 +244,8 @@ class TestCosts:
     """How often the model is asked."""
 
     async def test_each_live_trace_is_asked_once_a_step(self) -> None:
-        async def body(context: Context) -> None:
-            await context.hole(hole("X", one_of("X", "aaaa", "bbbb", "aabb")))
-
         model = TreeModel(5)
-        await run_bodies(body, model, "beam", n=2)
+        await searched('"[X]" where X in ["aaaa", "bbbb", "aabb"]', model, 2)
         assert model.num_asked <= 1 + 2 * 4
 
 
@@ -313,8 +273,7 @@ class TestOptions:
         assert beam(3, length_penalty=0.5, max_len=9).decoder == Beam(3, 0.5, False, 9)
 
 
-FIVE_WORDS = ("a", "b", "ab", "ba", "aab")
-NUM_HOLES, WIDTH = 40, 4
+WIDTH = 4
 
 
 class Watched(TreeModel):
@@ -333,23 +292,23 @@ class Watched(TreeModel):
 
 async def test_a_long_beam_search_has_a_task_for_each_live_beam() -> None:
     model = Watched(3)
-
-    async def body(context: Context) -> None:
-        model.num_running += 1
-        try:
-            for number in range(NUM_HOLES):
-                say(context, f"{number}:")
-                await context.hole(hole("X", one_of("X", *FIVE_WORDS)))
-        finally:
-            # Who ends a body waits for its last words.
-            await asyncio.sleep(0)
-            model.num_running -= 1
-
+    # Who ends a body waits for its last words.
+    text = """
+import asyncio
+model.num_running += 1
+try:
+    for number in range(40):
+        "{number}:[X]" where X in FIVE_WORDS
+finally:
+    await asyncio.sleep(0)
+    model.num_running -= 1
+"""
     num_tasks = len(asyncio.all_tasks())
-    results = await run_bodies(body, model, "beam", n=WIDTH)
+    names = {"model": model, "FIVE_WORDS": FIVE_WORDS}
+    results = await run_all(text, names, model=model, decoder=beam(WIDTH))
 
     assert len(results) == WIDTH
-    assert len(model.seen) > NUM_HOLES
+    assert len(model.seen) > 40
     assert max(tasks for tasks, _ in model.seen) <= num_tasks + WIDTH
     assert max(running for _, running in model.seen) <= WIDTH
     assert (len(asyncio.all_tasks()), model.num_running) == (num_tasks, 0)
@@ -358,19 +317,18 @@ async def test_a_long_beam_search_has_a_task_for_each_live_beam() -> None:
 @pytest.mark.parametrize("told_by", ["the planner", "the server"])
 async def test_runs_end_that_came_to_an_impossible_hole(told_by: str) -> None:
     model = Watched(5)
-    nothing = () if told_by == "the planner" else ("c",)
-
-    async def body(context: Context) -> None:
-        model.num_running += 1
-        try:
-            first = await context.hole(hole("X", one_of("X", *FIVE_WORDS)))
-            say(context, "-")
-            await context.hole(hole("Y", one_of("Y", *(("a",) if first == "aab" else nothing))))
-            await context.hole(hole("Z", one_of("Z", "a", "b")))
-        finally:
-            model.num_running -= 1
-
-    results = await run_bodies(body, model, "beam", n=len(FIVE_WORDS))
+    text = """
+model.num_running += 1
+try:
+    "[X]-" where X in FIVE_WORDS
+    "[Y]" where Y in (["a"] if X == "aab" else nothing)
+    "[Z]" where Z in ["a", "b"]
+finally:
+    model.num_running -= 1
+"""
+    nothing = [] if told_by == "the planner" else ["c"]
+    names = {"model": model, "FIVE_WORDS": FIVE_WORDS, "nothing": nothing}
+    results = await run_all(text, names, model=model, decoder=beam(len(FIVE_WORDS)))
 
     assert {result["X"] for result in results} == {"aab"}
     assert model.seen[-1][1] <= 1

@@ -20,25 +20,14 @@ from client.query import (
     run_all,
     sample,
 )
-from client.query.errors import Source
-from client.query.program import Context, DecoderClause
 from client.query.reading.reader import read
 from client.query.running.backtracking import IndependentTraces
-from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
+from client.query.running.decoders import OptionIgnored, decoding
 from client.query.session import Choices
 from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.frames import BeamsFields
-from tests.client.query.running.models import (
-    HERE,
-    ScriptedModel,
-    checked,
-    hole,
-    in_turn,
-    one_of,
-    run_body,
-    say,
-)
+from tests.client.query.running.models import ScriptedModel, in_turn
 
 
 def test_argmax_takes_the_most_probable_and_sample_draws() -> None:
@@ -83,19 +72,6 @@ def test_an_option_that_breaks_its_rule_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=told.replace("`", ".").replace("'", ".")):
         decoding(name, (), options)
-
-
-def test_a_clause_that_is_refused_points_into_the_program() -> None:
-    clause = DecoderClause("sample", (0,), {}, HERE)
-
-    with pytest.raises(BadProgram) as caught:
-        clause_decoding(clause, Source("sample(0)", "a.query"))
-
-    assert str(caught.value).splitlines() == [
-        "a.query:1:1: n must be a whole number from 1 to 2147483648. Given: 0",
-        "    sample(0)",
-        "    ^",
-    ]
 
 
 def test_what_is_not_served_is_told_and_ignored() -> None:
@@ -146,11 +122,7 @@ async def test_seeds_go_round() -> None:
     assert [call.sampling.seed for call in model.generate_calls] == [2**64 - 1, 0]
 
 
-async def pick(context: Context) -> None:
-    say(context, "Why: ")
-    await context.hole(hole("WHY"))
-    say(context, " So: ")
-    await context.hole(hole("X", support=("no", "yessss")))
+PICK = '"Why: [WHY] So: [X]" distribution X in ["no", "yessss"]'
 
 
 def liked(prompt: str, value: str) -> float:
@@ -160,14 +132,14 @@ def liked(prompt: str, value: str) -> float:
 async def test_a_distribution_is_one_request_behind_the_other_holes() -> None:
     model = ScriptedModel(in_turn("because"), liked)
 
-    result = await run_body(pick, model)
+    result = await run(PICK, model=model)
 
     assert model.calls[1] == ScoreCall(prompt="Why: because So: ", values=("no", "yessss"))
     assert [row.kind for row in result.requests] == ["generate", "score"]
 
 
 async def test_both_distributions_are_told_and_the_plain_one_decides() -> None:
-    result = await run_body(pick, ScriptedModel(in_turn("because"), liked))
+    result = await run(PICK, model=ScriptedModel(in_turn("because"), liked))
 
     choice = result.distributions["X"]
     assert math.exp(choice.plain["no"]) == pytest.approx(1 / (1 + math.exp(-0.5)))
@@ -177,9 +149,9 @@ async def test_both_distributions_are_told_and_the_plain_one_decides() -> None:
 
 
 async def test_the_normalised_one_decides_where_asked_for() -> None:
-    result = await run_body(pick, ScriptedModel(in_turn("because"), liked), normalised=True)
+    model = ScriptedModel(in_turn("because"), liked)
 
-    assert result["X"] == "yessss"
+    assert (await run(PICK, model=model, decoder=argmax(normalised=True)))["X"] == "yessss"
 
 
 @pytest.mark.parametrize(
@@ -220,30 +192,27 @@ async def test_tokens_that_nobody_counts_are_no_condition(program: str) -> None:
 
 
 async def test_conditions_restrict_the_support() -> None:
-    async def body(context: Context) -> None:
-        await context.hole(hole("X", one_of("X", "yessss", "perhaps"), support=("no", "yessss")))
+    text = '"[X]" where X in ["yessss", "perhaps"] distribution X in ["no", "yessss"]'
+    result = await run(text, model=ScriptedModel(in_turn(), liked))
 
-    model = ScriptedModel(in_turn(), liked)
-
-    assert (await run_body(body, model)).distributions["X"].plain == {"yessss": 0.0}
+    assert result.distributions["X"].plain == {"yessss": 0.0}
 
 
 async def test_a_support_of_which_nothing_is_allowed_is_impossible() -> None:
-    async def body(context: Context) -> None:
-        await context.hole(hole("X", one_of("X", "perhaps"), support=("no", "yessss")))
+    text = '"[X]" where X in ["perhaps"] distribution X in ["no", "yessss"]'
 
     with pytest.raises(Unsatisfiable, match="no value"):
-        await run_body(body, ScriptedModel(in_turn(), liked))
+        await run(text, model=ScriptedModel(in_turn(), liked))
 
 
 async def test_a_value_that_a_later_hole_cannot_do_with_is_left_out_when_chosen_again() -> None:
-    async def body(context: Context) -> None:
-        fits = checked("X Y", lambda x, y: x == "yessss" and y == "y")
-        await context.hole(hole("X", fits, support=("no", "yessss")))
-        say(context, " Y:")
-        await context.hole(hole("Y", fits, one_of("Y", "y", "n")))
-
-    result = await run_body(body, ScriptedModel(lambda prompt: ["n", "y"], liked))
+    text = """
+"[X]" distribution X in ["no", "yessss"]
+" Y:[Y]"
+where fits(X, Y) and Y in ["y", "n"]
+"""
+    fits = {"fits": lambda x, y: x == "yessss" and y == "y"}
+    result = await run(text, fits, model=ScriptedModel(lambda prompt: ["n", "y"], liked))
 
     assert result.prompt == "yessss Y:y"
     assert [(row.hole, row.kind) for row in result.requests] == [
@@ -254,12 +223,9 @@ async def test_a_value_that_a_later_hole_cannot_do_with_is_left_out_when_chosen_
 
 
 async def test_a_type_says_what_the_chosen_text_means() -> None:
-    async def body(context: Context) -> None:
-        await context.hole(hole("X", kind=int, support=("3", "12")))
-
     model = ScriptedModel(in_turn(), lambda prompt, value: -float(value))
 
-    assert (await run_body(body, model))["X"] == 3
+    assert (await run('"[X: int]" distribution X in ["3", "12"]', model=model))["X"] == 3
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,19 @@ import pytest
 from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message
 from client.errors import ConstraintRefused, Overloaded
 from client.query import (
-    BadCondition,
     BadProgram,
     F,
     NotSatisfied,
-    ProgramFailed,
     Result,
     Unsatisfiable,
     query,
     run,
+    run_all,
+    sample,
     watch,
 )
-from client.query.conditions import build
-from client.query.conditions.terms import Term
-from client.query.program import Context
-from client.query.running.decoders import decoding
-from client.query.running.execution import Job
-from client.query.running.results import CallFile, State
+from client.query.reading.reader import read
+from client.query.running.results import State
 from client.query.running.transcript import (
     Span,
     Transcript,
@@ -35,34 +31,19 @@ from client.query.running.transcript import (
     spans_of,
     text_of,
 )
-from client.query.session import RunSurroundings, run_job
-from tests.client.query.running.models import (
-    HERE,
-    ScriptedModel,
-    behind,
-    hole,
-    in_turn,
-    one_of,
-    program,
-    ref,
-    run_bodies,
-    run_body,
-    say,
-)
+from client.query.session import Choices, execute
+from tests.client.query.running.models import ScriptedModel, behind, in_turn
 
-
-async def two_holes(context: Context) -> object:
-    say(context, "Name: ")
-    name = await context.hole(hole("NAME"))
-    say(context, f"\n{name} is ")
-    age = await context.hole(hole("AGE"))
-    return (name, age)
+TWO_HOLES = r"""
+"Name: [NAME]\n{NAME} is [AGE]"
+return NAME, AGE
+"""
 
 
 async def test_a_hole_is_one_request_and_its_text_goes_on_in_the_prompt() -> None:
     model = ScriptedModel(in_turn("Ann", "nine"))
 
-    result = await run_body(two_holes, model)
+    result = await run(TWO_HOLES, model=model)
 
     assert model.prompts == ["Name: ", "Name: Ann\nAnn is "]
     assert result.prompt == "Name: Ann\nAnn is nine"
@@ -71,14 +52,14 @@ async def test_a_hole_is_one_request_and_its_text_goes_on_in_the_prompt() -> Non
 
 
 async def test_spans_say_which_hole_made_which_text() -> None:
-    result = await run_body(two_holes, ScriptedModel(in_turn("Ann", "nine")))
+    result = await run(TWO_HOLES, model=ScriptedModel(in_turn("Ann", "nine")))
 
     assert result.spans == (Span("NAME", 6, 9), Span("AGE", 17, 21))
     assert [result.prompt[span.start : span.end] for span in result.spans] == ["Ann", "nine"]
 
 
 async def test_each_request_has_a_row_with_its_tokens() -> None:
-    result = await run_body(two_holes, ScriptedModel(in_turn("Ann", "nine")))
+    result = await run(TWO_HOLES, model=ScriptedModel(in_turn("Ann", "nine")))
 
     assert [(row.hole, row.usage.num_output_tokens) for row in result.requests] == [
         ("NAME", 3),
@@ -89,19 +70,16 @@ async def test_each_request_has_a_row_with_its_tokens() -> None:
 
 
 async def test_a_condition_becomes_the_requests_constraint() -> None:
-    async def body(context: Context) -> None:
-        await context.hole(hole("X", one_of("X", "cat", "dog")))
-
     model = ScriptedModel(lambda prompt: ["cow", "dog"])
 
-    assert (await run_body(body, model))["X"] == "dog"
+    assert (await run('"[X]" where X in ["cat", "dog"]', model=model))["X"] == "dog"
     assert model.generate_calls[0].constraint == Constraint("choice", ["cat", "dog"])
 
 
 async def test_samples_run_side_by_side_each_with_a_seed_of_its_own() -> None:
     model = ScriptedModel(behind(Name=["Ann"], **{"is": ["nine"]}))
 
-    results = await run_bodies(two_holes, model, "sample", n=3, seed=7)
+    results = await run_all(TWO_HOLES, model=model, decoder=sample(3, seed=7))
 
     assert [result["AGE"] for result in results] == ["nine"] * 3
     assert [call.sampling.seed for call in model.generate_calls] == [7, 8, 9, 7, 8, 9]
@@ -118,11 +96,8 @@ async def test_no_more_samples_run_at_once_than_servers_do() -> None:
             self.num_now -= 1
             return await super().generate(call)
 
-    async def body(context: Context) -> None:
-        await context.hole(hole("X"))
-
     model = Counting(lambda prompt: ["yes"])
-    results = await run_bodies(body, model, "sample", n=1200, seed=7)
+    results = await run_all('"[X]"', model=model, decoder=sample(1200, seed=7))
 
     assert model.most == 1024
     assert len(results) == 1200
@@ -130,20 +105,10 @@ async def test_no_more_samples_run_at_once_than_servers_do() -> None:
 
 
 async def test_roles_make_turns_and_holes_belong_to_the_assistant() -> None:
-    async def body(context: Context) -> None:
-        say(context, "Be brief. ")
-        context.role("user", hole("X").place)
-        say(context, " Hi! ")
-        await context.hole(hole("X"))
-        context.role("user", hole("X").place)
-        say(context, " And? ")
-        context.role("assistant", hole("X").place)
-        say(context, " Well, ")
-        await context.hole(hole("Y"))
-
+    text = '"Be brief. {:user} Hi! [X]{:user} And? {:assistant} Well, [Y]"'
     model = ScriptedModel(in_turn("Hello.", "bye."))
 
-    result = await run_body(body, model)
+    result = await run(text, model=model)
 
     lead = (Message("system", "Be brief."), Message("user", "Hi!"))
     assert model.generate_calls[0].prompt == lead
@@ -156,17 +121,15 @@ async def test_roles_make_turns_and_holes_belong_to_the_assistant() -> None:
     assert result.messages[-1] == Message("assistant", "Well, bye.")
 
 
-async def greeting(context: Context) -> None:
-    say(context, "Say ")
-    await context.hole(hole("X", one_of("X", "hi", "ho")))
-    say(context, "!")
+GREETING = '"Say [X]!" where X in ["hi", "ho"]'
 
 
 async def test_states_show_the_prompt_filling_in() -> None:
     states: list[State] = []
-    within = RunSurroundings(model=ScriptedModel(in_turn("hi")), on_state=states.append)
 
-    await run_job(Job(program=program(greeting)), decoding("argmax", (), {}), within)
+    await execute(
+        read(GREETING), Choices(model=ScriptedModel(in_turn("hi"))), on_state=states.append
+    )
 
     assert [(state.prompt, state.hole) for state in states] == [
         ("Say ", "X"),
@@ -179,9 +142,7 @@ async def test_states_show_the_prompt_filling_in() -> None:
 
 async def test_every_call_is_a_line_of_the_trace_file(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
-    with CallFile(path) as calls:
-        within = RunSurroundings(model=ScriptedModel(in_turn("hi")), calls=calls)
-        await run_job(Job(program=program(greeting)), decoding("argmax", (), {}), within)
+    await run(GREETING, model=ScriptedModel(in_turn("hi")), trace=path)
 
     (line,) = map(json.loads, path.read_text().splitlines())
 
@@ -193,31 +154,17 @@ async def test_every_call_is_a_line_of_the_trace_file(tmp_path: Path) -> None:
 
 
 async def test_max_len_bounds_all_holes_together() -> None:
-    async def body(context: Context) -> None:
-        for _ in range(2):
-            say(context, "X:")
-            await context.hole(hole("X"))
-
     model = ScriptedModel(lambda prompt: ["abcdef"])
+    text = 'argmax(max_len=8)\n "X:[X]X:[X]"'
 
-    result = await run_body(body, model, max_len=8)
-
-    assert result.prompt == "X:abcdefX:ab"
-
-
-async def test_a_hole_that_max_len_leaves_nothing_is_refused() -> None:
-    async def body(context: Context) -> None:
-        for _ in range(3):
-            say(context, "X:")
-            await context.hole(hole("X"))
-
+    assert (await run(text, model=model)).prompt == "X:abcdefX:ab"
     with pytest.raises(Unsatisfiable, match="max_len=8"):
-        await run_body(body, ScriptedModel(lambda prompt: ["abcdef"]), max_len=8)
+        await run(f'{text}\n "[X]"', model=model)
 
 
 async def test_a_refused_constraint_points_at_its_hole() -> None:
-    with pytest.raises(Unsatisfiable, match=r"<test>:1:1: \[X\]"):
-        await run_body(greeting, ScriptedModel(lambda prompt: ["hm"]))
+    with pytest.raises(Unsatisfiable, match=r"<query>:1:6: \[X\]"):
+        await run(GREETING, model=ScriptedModel(lambda prompt: ["hm"]))
 
 
 class Refusing(ScriptedModel):
@@ -233,50 +180,23 @@ class Refusing(ScriptedModel):
 
 async def test_errors_of_the_server_come_as_they_are() -> None:
     with pytest.raises(Overloaded, match="later"):
-        await run_body(greeting, Refusing(Overloaded("later")))
+        await run(GREETING, model=Refusing(Overloaded("later")))
 
 
 async def test_a_text_that_its_budget_cut_short_of_its_conditions_is_no_result() -> None:
-    async def body(context: Context) -> None:
-        await context.hole(hole("X", one_of("X", "hello", "ho")))
-
-    model = ScriptedModel(in_turn("hello"))
+    text = 'argmax(max_tokens=2)\n "[X]" where X in ["hello", "ho"]'
 
     with pytest.raises(NotSatisfied) as caught:
-        await run_body(body, model, max_tokens=2)
+        await run(text, model=ScriptedModel(in_turn("hello")))
 
     assert caught.value.last_value == "he"
 
 
-async def test_what_a_body_raises_is_told_as_the_programs() -> None:
-    async def body(context: Context) -> None:
-        raise KeyError("x")
-
-    with pytest.raises(ProgramFailed) as caught:
-        await run_body(body, ScriptedModel(in_turn()))
-
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-async def test_a_condition_that_means_nothing_points_at_its_hole() -> None:
-    async def body(context: Context) -> None:
-        await context.hole(hole("X", kind=3))
-
-    with pytest.raises(BadCondition, match="<test>:1:1"):
-        await run_body(body, ScriptedModel(in_turn()))
-
-
 async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
-    def differs() -> Term:
-        return build.compare(HERE, ref("NAME"), "!=", "X")
-
-    async def body(context: Context) -> None:
-        await context.hole(hole("NAME", differs))
-
     what = "`constraint`: nothing satisfies `X != 'X'`"
     told = ConstraintRefused(what, "constraint_error", "constraint")
     with pytest.raises(Unsatisfiable, match=r"\[NAME\]: nothing satisfies `NAME != 'X'`"):
-        await run_body(body, Refusing(told))
+        await run('"[NAME]" where NAME != "X"', model=Refusing(told))
 
 
 async def test_a_line_of_the_trace_file_is_one_whatever_was_written(tmp_path: Path) -> None:
@@ -416,18 +336,10 @@ def test_a_cut_takes_spans_and_turns_with_it() -> None:
 
 
 async def test_a_role_behind_a_hole_that_was_asked_as_text_is_refused() -> None:
-    async def body(context: Context) -> None:
-        say(context, "Hi ")
-        await context.hole(hole("X"))
-        context.role("user", HERE)
-
     with pytest.raises(BadProgram, match="comes too late"):
-        await run_body(body, ScriptedModel(in_turn("a")))
+        await run('"Hi [X]{:user}"', model=ScriptedModel(in_turn("a")))
 
 
-async def test_a_role_that_there_is_not_is_refused() -> None:
-    async def body(context: Context) -> None:
-        context.role("king", HERE)
-
+async def test_a_role_that_there_is_not_is_refused_of_a_programs_own_code_too() -> None:
     with pytest.raises(BadProgram, match="king"):
-        await run_body(body, ScriptedModel(in_turn()))
+        await run('context.role("king", None)', model=ScriptedModel(in_turn()))

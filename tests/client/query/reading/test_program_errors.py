@@ -132,7 +132,7 @@ async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
 
     assert under_caret(caught.value) == "helper()"
     (note,) = caught.value.__notes__
-    assert re.fullmatch(r"raised in inner \(.*test_errors\.py:\d+\)", note)
+    assert re.fullmatch(r"raised in inner \(.*test_program_errors\.py:\d+\)", note)
 
 
 async def test_what_a_library_raises_is_the_programs_fault_alone() -> None:
