@@ -42,10 +42,10 @@ from client.query import (
     read_file,
     watch,
 )
+from client.query.api import RunOptions
 from client.query.conditions.terms import rename_subject
 from client.query.reading.reader import read
 from client.query.running.results import json_line, total
-from client.query.session import RunOptions
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 _MAX_CONSTRAINT_LEN = 300

@@ -14,9 +14,12 @@ decorator is a name in it, as `lmql.query` is.
 """
 
 from client.query.api import (
+    ModelLike,
     Scoring,
+    Server,
     generate,
     generate_sync,
+    model,
     read_file,
     run,
     run_all,
@@ -43,7 +46,6 @@ from client.query.running.decoding import Choice
 from client.query.running.execution import CancellationSwallowed
 from client.query.running.results import Request, Result, State, plain
 from client.query.running.transcript import Span
-from client.query.session import ModelLike, Server, model
 
 __all__ = [
     "AsyncQuery",

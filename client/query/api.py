@@ -1,33 +1,343 @@
-"""Runs queries that are texts or files, and single calls of a model: generate and score.
+"""Runs programs: texts, files, and queries; and single calls of a model: generate and score.
 
-Each function except `watch` has a variant `..._sync` for use without an event loop.
+A run has its caller's options: model, decoder, trace file. A query called by a program's Python
+code gets its surroundings from a context variable: the caller's model, and the caller's log, in
+which its requests are recorded, too.
+
+Each function except `watch` has a variant `..._sync` for use without an event loop, each of which
+runs an event loop of its own.
 """
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
-from client.calls import Answer, Constraint, GenerateCall, Prompt, ScoreCall, Scored
+from client.calls import Answer, Constraint, GenerateCall, Model, Prompt, ScoreCall, Scored
+from client.config import read_config
+from client.lmtp.address import read_address
+from client.lmtp.connection import OnNotice
+from client.lmtp.model import LmtpModel, ignore_notice
 from client.query.errors import BadProgram, TrimmedTracebacks
 from client.query.program import Program
+from client.query.reading.program_errors import locate, located_errors
 from client.query.reading.reader import read
-from client.query.running.decoding import Choice, best_of, choice_of
-from client.query.running.request_sender import watched
-from client.query.running.results import Result, State
-from client.query.session import (
-    ModelLike,
-    RunOptions,
-    booked,
-    choices_of,
-    execute,
-    opened,
-    wait_for,
+from client.query.running.decoders import Decoding, clause_decoding, decoding
+from client.query.running.decoding import Choice, TraceEnd, best_of, choice_of
+from client.query.running.execution import Job
+from client.query.running.request_sender import OnState, RequestSender, ended, watched
+from client.query.running.results import (
+    AnswerT,
+    Call,
+    CallerTrace,
+    CallFile,
+    Recorder,
+    RequestLog,
+    RequestSubject,
+    Result,
+    State,
+    total,
 )
+from client.query.running.traces import Traces
+from client.query.running.transcript import messages_of, spans_of, text_of
 from client.sampling import SAMPLING_RULES, Sampling, SamplingOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSurroundings:
+    """The surroundings of a job. `caller_trace`: in which its requests are recorded, too."""
+
+    model: Model
+    model_name: str | None = None
+    calls: CallFile | None = None
+    on_state: OnState | None = None
+    caller_trace: CallerTrace | None = None
+
+
+_SURROUNDINGS: ContextVar[RunSurroundings | None] = ContextVar("_SURROUNDINGS", default=None)
+
+
+def surroundings() -> RunSurroundings | None:
+    """Those of the calling program; None: outside of programs."""
+    return _SURROUNDINGS.get()
+
+
+async def booked(call: Call, answering: Awaitable[AnswerT]) -> AnswerT:
+    """The answer to a call without a program; recorded with the calling program, if any."""
+    around = surroundings()
+    if around is None or around.caller_trace is None:
+        return await answering
+    recorder = Recorder(around.caller_trace.request_log, around.calls)
+    return await recorder.recorded(RequestSubject(around.caller_trace.trace), call, answering)
+
+
+async def run_job(
+    job: Job, decoding: Decoding, within: RunSurroundings
+) -> tuple[Result[object], ...]:
+    """All results of the decoder in its order."""
+    request_log = RequestLog(within.caller_trace)
+    sender = RequestSender(
+        model=within.model,
+        recorder=Recorder(request_log, within.calls),
+        model_name=within.model_name,
+        normalised=decoding.options.normalised,
+        on_state=within.on_state,
+    )
+    traces = Traces(job, decoding.options, lambda index: _enter(within, request_log, index))
+    try:
+        made = await decoding.decoder.decode(traces.start, sender)
+    finally:
+        await traces.close()
+    if within.on_state is not None:
+        for trace in made:
+            within.on_state(ended(trace.index, trace.prompt_parts))
+    return tuple(_result(trace, request_log) for trace in made)
+
+
+def _enter(within: RunSurroundings, request_log: RequestLog, trace: int) -> None:
+    """Set the surroundings for queries called in this trace; they report no states."""
+    _SURROUNDINGS.set(
+        RunSurroundings(
+            model=within.model,
+            model_name=within.model_name,
+            calls=within.calls,
+            caller_trace=CallerTrace(request_log, trace),
+        )
+    )
+
+
+def _result(trace: TraceEnd, request_log: RequestLog) -> Result[object]:
+    requests = request_log.of_trace(trace.index)
+    return Result(
+        prompt=text_of(trace.prompt_parts),
+        spans=spans_of(trace.prompt_parts),
+        messages=() if _is_plain(trace) else messages_of(trace.prompt_parts),
+        variables=trace.variables,
+        value=trace.value,
+        distributions=_distributions(trace),
+        logprob=trace.logprob,
+        usage=total(requests),
+        requests=requests,
+    )
+
+
+def _is_plain(trace: TraceEnd) -> bool:
+    return all(part.role is None for part in trace.prompt_parts)
+
+
+def _distributions(trace: TraceEnd) -> Mapping[str, Choice]:
+    return MappingProxyType(
+        {hole.name: hole.answer.choice for hole in trace.finished if hole.answer.choice is not None}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A served model. `name` None: the only model there; `key`: the server's API key, if any.
+
+    `url` None: TANDEM_URL of the environment, or http://127.0.0.1:3000. `on_notice` is called with
+    notices of the server: queued, loading, draining.
+    """
+
+    name: str | None = None
+    url: str | None = None
+    key: str | None = None
+    on_notice: OnNotice = ignore_notice
+
+
+# A Model, a Server, a URL (it has a ://), or the name of a model at the default URL.
+ModelLike: TypeAlias = Model | Server | str
+
+
+def model(name: str | None = None, *, url: str | None = None, key: str | None = None) -> Server:
+    """A model for `from` clauses and `model=`: its name, the server's URL and key."""
+    return Server(name, url, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A connected model, and the name that is sent with every call."""
+
+    model: Model
+    name: str | None = None
+
+
+@asynccontextmanager
+async def opened(
+    wanted: ModelLike | None, clause: object, url: str | None
+) -> AsyncIterator[Opened]:
+    """The model of a query; closes a connection made for it.
+
+    Precedence: `wanted`, the program's `from` clause, the model of the calling program. A Server
+    without a name takes that of the clause. `url`: the server for names.
+    """
+    around = surroundings()
+    chosen = _chosen(wanted, clause)
+    if isinstance(chosen, Server) and chosen.url is None and url is None and around is not None:
+        yield Opened(around.model, chosen.name or around.model_name)
+    elif isinstance(chosen, Server):
+        config = read_config()
+        place = chosen.url or url or config.url
+        key = chosen.key or read_address(place).key or config.api_key
+        async with LmtpModel(place, key=key, on_notice=chosen.on_notice) as connected:
+            yield Opened(connected, chosen.name)
+    else:
+        yield Opened(chosen)
+
+
+def _chosen(wanted: ModelLike | None, clause: object) -> Model | Server:
+    if wanted is None:
+        return model_like(clause)
+    chosen = model_like(wanted)
+    if isinstance(chosen, Server) and chosen.name is None and clause is not None:
+        said = model_like(clause)
+        return replace(chosen, name=said.name) if isinstance(said, Server) else chosen
+    return chosen
+
+
+def model_like(value: object) -> Model | Server:
+    """Convert a value to a model. Raises BadProgram."""
+    if value is None:
+        return Server()
+    if isinstance(value, str):
+        return Server(url=value) if "://" in value else Server(value)
+    if isinstance(value, Server):
+        return value
+    asks = [getattr(value, name, None) for name in ("stream", "generate", "score")]
+    if all(map(callable, asks)) and not isinstance(value, type):
+        return value  # type: ignore[return-value]
+    raise BadProgram(
+        f"a model is its name, a URL, model(...) or an object that is one. Given: {value!r}"
+    )
+
+
+T = TypeVar("T")
+
+
+def wait_for(coroutine: Coroutine[Any, Any, T], instead: str) -> T:
+    """The coroutine's result. `instead`: what to call if an event loop is running."""
+    if _a_loop_runs():
+        coroutine.close()
+        raise RuntimeError(f"an event loop runs here, which this call would block: use {instead}")
+    with TrimmedTracebacks():
+        return asyncio.run(coroutine)
+
+
+def _a_loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of a run.
+
+    model:    overrides the program's `from` clause
+    url:      the server, if the model is given by name
+    decoder:  overrides the program's decoder clause: argmax(), sample(n), beam(n), or a name
+    trace:    a file for all calls of the model, as JSON lines
+    """
+
+    model: ModelLike
+    url: str
+    decoder: Decoding | str
+    trace: str | Path
+
+
+def _check_decoder(given: object) -> None:
+    if not isinstance(given, Decoding | str | None):
+        what = "decoder must be argmax(), sample(n), beam(n) or the name of one"
+        raise TypeError(f"{what}. Given: {given!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """RunOptions, frozen."""
+
+    model: ModelLike | None = None
+    url: str | None = None
+    decoder: Decoding | str | None = None
+    trace: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_decoder(self.decoder)
+
+
+_NOTHING = Choices()
+
+
+def choices_of(options: RunOptions, before: Choices = _NOTHING) -> Choices:
+    """The options, with defaults from `before`. Raises TypeError for other options."""
+    unknown = sorted(options.keys() - RunOptions.__annotations__.keys())
+    if unknown:
+        message = ", ".join(map(repr, unknown))
+        raise TypeError(
+            f"there is no option {message}; there are {', '.join(RunOptions.__annotations__)}"
+        )
+    return replace(before, **options)
+
+
+async def execute(
+    program: Program,
+    choices: Choices,
+    arguments: tuple[object, ...] = (),
+    keywords: Mapping[str, object] | None = None,
+    on_state: OnState | None = None,
+) -> tuple[Result[object], ...]:
+    """All results. Raises QueryErrors, and TandemErrors of the model."""
+    job = Job(program=program, arguments=arguments, keywords=keywords or {})
+    with TrimmedTracebacks():
+        return await _executed(job, choices, on_state)
+
+
+async def _executed(
+    job: Job, choices: Choices, on_state: OnState | None
+) -> tuple[Result[object], ...]:
+    chosen = choices.decoder or _decoding(job)
+    if isinstance(chosen, str):
+        chosen = decoding(chosen, (), {})
+    around = surroundings()
+    with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
+        async with opened(choices.model, _model(job), choices.url) as answering:
+            within = RunSurroundings(
+                model=answering.model,
+                model_name=answering.name,
+                calls=calls or (around.calls if around else None),
+                on_state=on_state,
+                caller_trace=around.caller_trace if around else None,
+            )
+            return await run_job(job, chosen, within)
+
+
+def _decoding(job: Job) -> Decoding:
+    program = job.program
+    if program.decoder is None:
+        return decoding("argmax", (), {})
+    with located_errors(lambda _: program):
+        clause = program.decoder(*job.arguments, **job.keywords)
+    return clause_decoding(clause, program.source)
+
+
+def _model(job: Job) -> object:
+    program = job.program
+    if program.model is None:
+        return None
+    with located_errors(lambda _: program):
+        clause = program.model(*job.arguments, **job.keywords)
+    try:
+        model_like(clause.value)
+    except BadProgram as error:
+        locate(error, clause.place, program.source)
+        raise
+    return clause.value
+
 
 Variables = Mapping[str, object]
 

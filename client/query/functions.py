@@ -19,11 +19,11 @@ from functools import update_wrapper, wraps
 from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
+from client.query.api import Choices, RunOptions, choices_of, execute, wait_for
 from client.query.program import Program
 from client.query.reading.reader import read_function, read_template
 from client.query.running.request_sender import watched
 from client.query.running.results import Result, State
-from client.query.session import Choices, RunOptions, choices_of, execute, wait_for
 
 
 def bound(program: Program, instance: object) -> Program:

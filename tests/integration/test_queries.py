@@ -22,8 +22,8 @@ from client.query import (
     run_sync,
     sample,
 )
+from client.query.api import RunOptions
 from client.query.reading.reader import read
-from client.query.session import RunOptions
 from tests.client.query.conditions.clauses import Made, random_program
 from tests.integration.server import RunningServer
 

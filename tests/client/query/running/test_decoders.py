@@ -20,10 +20,10 @@ from client.query import (
     run_all,
     sample,
 )
+from client.query.api import Choices
 from client.query.reading.reader import read
 from client.query.running.backtracking import IndependentTraces
 from client.query.running.decoders import OptionIgnored, decoding
-from client.query.session import Choices
 from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.frames import BeamsFields

@@ -21,6 +21,7 @@ from client.query import (
     sample,
     watch,
 )
+from client.query.api import Choices, execute
 from client.query.reading.reader import read
 from client.query.running.results import State
 from client.query.running.transcript import (
@@ -31,7 +32,6 @@ from client.query.running.transcript import (
     spans_of,
     text_of,
 )
-from client.query.session import Choices, execute
 from tests.client.query.running.models import ScriptedModel, behind, in_turn
 
 TWO_HOLES = r"""
