@@ -132,16 +132,6 @@ def test_a_decorator_is_called_on_the_value_and_may_ask_for_the_text() -> None:
     assert result.prompt == "12 abc"
 
 
-async def test_what_a_programs_own_code_raises_points_to_it() -> None:
-    with pytest.raises(ProgramFailed) as caught:
-        await run('"[X]"\nint(X)', model=ScriptedModel(in_turn("word")))
-
-    assert str(caught.value).splitlines()[:2] == [
-        "<query>:2:1: ValueError: invalid literal for int() with base 10: 'word'",
-        "    int(X)",
-    ]
-
-
 async def test_what_a_nested_query_raises_points_into_that() -> None:
     @query
     async def inner() -> str:  # type: ignore[empty-body]
@@ -201,15 +191,6 @@ def test_a_template_takes_lmqls_word_for_its_condition() -> None:
     assert F("Say [X]", constraints="len(X) < 2", model=model)() == "a"
     with pytest.raises(TypeError, match="mean the same"):
         F("Say [X]", "len(X) < 2", constraints="len(X) < 2")
-
-
-def test_a_call_without_an_argument_is_told_by_the_querys_name() -> None:
-    with pytest.raises(ProgramFailed, match=r"TypeError: whole\(\) missing"):
-        whole()
-    with pytest.raises(ProgramFailed, match=r"whole\(\) too many positional"):
-        whole("a", 2, 3)
-    with pytest.raises(ProgramFailed, match=r"whole\(\) too many positional"):
-        run_sync('"[X: whole(1, 2, 3, 4)]"', {"whole": whole}, model=SEEN)
 
 
 def test_a_lambda_is_told_to_be_no_query() -> None:
@@ -323,11 +304,6 @@ async def test_a_condition_may_depend_on_another(before: str, asked: object) -> 
     constraint = model.generate_calls[1].constraint
     assert constraint is not None
     assert constraint.value == asked
-
-
-async def test_only_programs_are_run() -> None:
-    with pytest.raises(TypeError, match=r"a program is its text.*Given: <query shout"):
-        await run(shout)  # type: ignore[arg-type]
 
 
 def test_a_program_in_a_docstring_with_code_behind_it_is_refused() -> None:
@@ -464,10 +440,6 @@ def test_a_method_has_no_self_where_its_object_has_it() -> None:
     assert str(inspect.signature(Person.greeted)) == "(self, name: str) -> None"
     assert str(inspect.signature(Person().greeted)) == "(name: str) -> None"
     assert Person().greeted("Ann").prompt == "Hello Ann: 3"
-
-
-def test_a_template_takes_its_names_as_keywords() -> None:
-    assert str(inspect.signature(F("Say {a}, {b}: [X]"))) == "(*, a, b)"
 
 
 def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:

@@ -274,13 +274,6 @@ def test_an_error_shows_the_door_alone(program: str, kind: type[TandemError]) ->
     assert frames(caught.value) == ["run_sync"]
 
 
-async def test_so_does_that_of_a_run_that_is_awaited() -> None:
-    with pytest.raises(Unsatisfiable) as caught:
-        await run('"[X]" where len(X) < 0', model=Failing())
-
-    assert frames(caught.value) == ["run", "run_all"]
-
-
 def test_a_function_that_is_no_program_shows_its_decorator() -> None:
     with pytest.raises(BadProgram) as caught:
 

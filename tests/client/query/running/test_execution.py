@@ -9,10 +9,9 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from client.errors import ServerFailed
-from client.query import BadProgram, ProgramFailed, beam, run, run_all
+from client.query import ProgramFailed, beam, run, run_all
 from client.query.running.execution import CLOSING_S, CancellationSwallowed, end
 from tests.client.query.running.models import (
-    MOST,
     Failing,
     Known,
     ScriptedModel,
@@ -103,27 +102,6 @@ async def test_an_end_that_nobody_waits_for_is_made_at_once() -> None:
     assert told == ["cleaned up"]
     await asyncio.wait({task}, timeout=1)
     assert task.done()
-
-
-async def _swallowing() -> str:
-    try:
-        await run('"[X]"', model=Failing())
-    except ServerFailed:
-        await for_ever()
-    return ""
-
-
-@pytest.mark.nightly
-def test_a_query_ends_whatever_its_helpers_swallow() -> None:
-    async def asked() -> None:
-        async with asyncio.timeout(0.5):
-            await run('await helper()\n"[X]"', {"helper": _swallowing}, model=Failing())
-
-    began_s = time.monotonic()
-    with pytest.warns(CancellationSwallowed, match="for_ever"), pytest.raises(TimeoutError):
-        asyncio.run(asked())
-
-    assert time.monotonic() - began_s < 15
 
 
 ASKED_AGAIN = {
@@ -282,24 +260,6 @@ return told
     result = await run(text, model=model)
 
     assert (result.value, result.prompt) == ([1], "ab")
-
-
-async def test_a_program_that_stops_waiting_again_and_again_is_told_once() -> None:
-    known = Known()
-    text = """
-import asyncio
-while known.again():
-    try:
-        async with asyncio.timeout(0):
-            "[X]"
-            break
-    except Exception:
-        pass
-"""
-    with pytest.raises(BadProgram, match=r"stopped waiting for \[X\]"):
-        await run(text, {"known": known}, model=ScriptedModel(in_turn("yes")))
-
-    assert known.num_rounds < MOST
 
 
 async def test_a_program_whose_own_task_is_cancelled_has_failed() -> None:
