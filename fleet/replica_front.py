@@ -150,8 +150,10 @@ class ReplicaFront(FrontApplication):
         path = f"{request.scope['path']}?limit=10000"
         found = []
         for got in (await self._ask_all(servers, path, _of_client(request))).values():
+            if not got.status:
+                raise NoReplica("a replica that has more of the list does not answer")
             if got.status != 200:
-                return Response(got.body, got.status or 503, media_type="application/json")
+                return Response(got.body, got.status, media_type="application/json")
             found += orjson.loads(got.body)["data"]
         found.sort(key=lambda each: each["created_at"], reverse=True)
         begin = 0
