@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
+from queue import Empty, SimpleQueue
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -29,7 +30,8 @@ _AGAIN = "again"
 _BEAT_S = 1.0
 _SILENCE_S = 10.0
 _RETRY_S = 0.2
-# How long a machine that is there may take to answer.
+# How long a machine that is there may take to accept a connection, and to answer.
+_CONNECT_S = 2.0
 _ANSWER_S = 5.0
 
 
@@ -63,7 +65,7 @@ class Meeting:
         while time.monotonic() < deadline_s:
             # The name may lead to another machine by now, and torch's own attempts take longer.
             with suppress(OSError, RuntimeError):
-                socket.create_connection((self.host, self.port), _ANSWER_S).close()
+                socket.create_connection((self.host, self.port), _CONNECT_S).close()
                 store = self._connect(timedelta(seconds=_ANSWER_S))
                 self._require_same(json.loads(store.get(_SETUP)))
                 if store.compare_set(f"rank/{self.rank}", "", me).decode() == me:
@@ -83,8 +85,7 @@ class Meeting:
 
     def _watch(self, on_lost: Callable[[RanksLost], None]) -> None:
         try:
-            # A read that times out takes twice its timeout.
-            store = self._connect(timedelta(seconds=_SILENCE_S / 2))
+            store = self._connect(timedelta(seconds=_SILENCE_S))
             if self.rank == 0:
                 self._hear_all(store)
             else:
@@ -105,12 +106,31 @@ class Meeting:
             time.sleep(_BEAT_S)
 
     def _hear_first(self, store: TCPStore) -> None:
-        """Raises RuntimeError when it is gone or silent."""
+        """Raises RuntimeError when it is gone or silent.
+
+        Another thread reads: where a cable is pulled a read does not return, whatever its timeout.
+        """
+        said: SimpleQueue[bytes | RuntimeError] = SimpleQueue()
+        reading = (store, said.put)
+        threading.Thread(target=self._exchange_beats, args=reading, daemon=True).start()
         heard: dict[int, tuple[bytes, float]] = {}
-        for beat in count():
-            store.set(f"beat/{self.rank}", str(beat))
-            _hear(heard, 0, store.get("beat/0"))
-            time.sleep(_BEAT_S)
+        while True:
+            try:
+                beat = said.get(timeout=_SILENCE_S)
+            except Empty:
+                raise _silence_of(0) from None
+            if isinstance(beat, RuntimeError):
+                raise beat
+            _hear(heard, 0, beat)
+
+    def _exchange_beats(self, store: TCPStore, say: Callable[[bytes | RuntimeError], None]) -> None:
+        try:
+            for beat in count():
+                store.set(f"beat/{self.rank}", str(beat))
+                say(store.get("beat/0"))
+                time.sleep(_BEAT_S)
+        except RuntimeError as error:
+            say(error)
 
     def _host(self, timeout: timedelta) -> TCPStore:
         family, *_, place = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
@@ -146,4 +166,8 @@ def _hear(heard: dict[int, tuple[bytes, float]], rank: int, beat: bytes) -> None
     if beat != last:
         heard[rank] = (beat, time.monotonic())
     elif time.monotonic() - since_s > _SILENCE_S:
-        raise RuntimeError(f"rank {rank} says nothing any more")
+        raise _silence_of(rank)
+
+
+def _silence_of(rank: int) -> RuntimeError:
+    return RuntimeError(f"rank {rank} says nothing any more")

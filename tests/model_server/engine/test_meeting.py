@@ -2,10 +2,11 @@
 
 import json
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -48,6 +49,45 @@ def beating(store: TCPStore, rank: int) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+class Cable:
+    """A port that leads to another, until it is pulled: then nothing comes, and nothing closes."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sockets = [self._listener]
+        self._is_pulled = False
+
+    def __enter__(self) -> "Cable":
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def pull(self) -> None:
+        self._is_pulled = True
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, here: socket.socket, there: socket.socket) -> None:
+        with suppress(OSError):
+            while data := here.recv(1 << 16):
+                if not self._is_pulled:
+                    there.sendall(data)
 
 
 def watched(meeting: Meeting) -> "queue.Queue[RanksLost]":
@@ -106,6 +146,16 @@ def test_the_others_notice_a_silent_rank_0_and_its_end(first: Meeting) -> None:
         time.sleep(0.2)
     del store
     assert "rank 1 lost the others" in str(said.get(timeout=10))
+
+
+def test_a_cable_that_is_pulled_is_noticed_while_it_is(first: Meeting) -> None:
+    store = first.join(SOON)
+    with beating(store, 0), Cable(first.port) as cable:
+        said = watched(replace(first, rank=1, port=cable.port))
+        time.sleep(0.3)
+        assert said.empty()
+        cable.pull()
+        assert "rank 0 says nothing any more" in str(said.get(timeout=10))
 
 
 @pytest.mark.parametrize(
