@@ -143,7 +143,6 @@ def test_images_come_again_after_a_preemption_and_a_killed_shard(
 ) -> None:
     folder = save("llava", tmp_path)
     num_new = 100
-    # For less than two of them.
     shards = ("--num-shard", str(num_shard), "--max-restarts", "1")
     chats = [
         ([{"role": "user", "content": [text(f"{number} is "), *map(image, files)]}], files)
@@ -157,6 +156,7 @@ def test_images_come_again_after_a_preemption_and_a_killed_shard(
         return ids
 
     with (
+        # The pool has room for less than two of them.
         launched("--dtype", "float32", "--kv-blocks", "18", *shards, model=folder) as running,
         ThreadPoolExecutor(len(chats)) as pool,
     ):

@@ -38,7 +38,15 @@ LENS = (37, 9, 1, 70)
 WITH_STATES = (*families.WITH_STATES, *EXECUTED_ON_CPUS)
 
 
-@pytest.mark.parametrize("family", [*EXECUTED, *EXECUTED_ON_CPUS])
+# What a recipe may say of a layer, these say among them all; the others are tried at night.
+ALL_BETWEEN_THEM = {
+    *("qwen3_next", "nemotron_h", "lfm3", "phi-qk", "granite4", "gpt_oss", "lfm2-bias", "gemma2"),
+    *("dots1", "olmo", "hunyuan", "olmo_hybrid", "bamba", "llama-bias-tied", "mixtral", "glm4_moe"),
+}
+OTHERS = {*EXECUTED, *EXECUTED_ON_CPUS} - ALL_BETWEEN_THEM
+
+
+@pytest.mark.parametrize("family", by_night(OTHERS, (*EXECUTED, *EXECUTED_ON_CPUS)))
 def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str) -> None:
     own = decoder(family)
     pool = Pool(own.executor(torch.float32))

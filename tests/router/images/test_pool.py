@@ -234,11 +234,12 @@ async def test_a_processor_that_cannot_be_opened_is_told_before_and_after_the_st
 ) -> None:
     folder = seeing_checkpoint.save("llava", tmp_path)
     (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
-    reason = why_blind(folder)
-    assert reason is not None
-    assert reason.startswith("its processor cannot be used: ")
+    before = asyncio.create_task(asyncio.to_thread(why_blind, folder))
     with pytest.raises(Blind, match="its processor cannot be used: "):
         await started(folder, ImageRules(max_pixels=10_000))
+    reason = await before
+    assert reason is not None
+    assert reason.startswith("its processor cannot be used: ")
 
 
 def test_a_worker_names_no_tensor_that_the_class_does_not_take() -> None:
