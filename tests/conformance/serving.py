@@ -67,6 +67,12 @@ class Fake(Served):
         """End the router in the middle of whatever it does."""
         os.kill(self.router_pid, signal.SIGKILL)
 
+    def stop_amid_an_answer(self) -> None:
+        """Ask the router to end, once it computes something."""
+        while b"\ntgi_batch_current_size 1" not in get(f"{self.url}/metrics"):
+            time.sleep(0.05)
+        os.kill(self.router_pid, signal.SIGTERM)
+
 
 @contextlib.contextmanager
 def launched(*flags: str, model: Path = MODEL) -> Iterator[Served]:

@@ -12,7 +12,7 @@ import schemathesis
 from tests.conformance.fake_name import MODEL_ID
 
 MAX_RESPONSE_S = 1.0
-_NUM_TRIES = 3
+_NUM_TRIES = 10
 
 # In place of whatever number there is.
 _TAMED: dict[str, Any] = {

@@ -3,7 +3,6 @@ the next one, and chat."""
 
 import math
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -268,7 +267,7 @@ def test_a_full_server_is_an_overloaded_error() -> None:
 def test_a_server_that_stops_amid_an_answer_is_an_incomplete_generation_error() -> None:
     with faked("--graceful-termination-timeout", "0.2") as fake:
         fake.order(delay_s=0.1)
-        stopping = threading.Timer(0.5, os.kill, (fake.router_pid, signal.SIGTERM))
+        stopping = threading.Thread(target=fake.stop_amid_an_answer)
         stopping.start()
         with pytest.raises(IncompleteGenerationError):
             InferenceClient(model=fake.url).text_generation("Hello", max_new_tokens=300, stop=["~"])

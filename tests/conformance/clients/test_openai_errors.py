@@ -80,7 +80,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 @pytest.mark.parametrize(
     "chosen",
-    [{"extra_body": {"max_time": 0.5}}, {"extra_headers": {"x-request-timeout": "0.5"}}],
+    [{"extra_body": {"max_time": 1.5}}, {"extra_headers": {"x-request-timeout": "1.5"}}],
     ids=["max_time", "x-request-timeout"],
 )
 def test_a_deadline_ends_an_answer_with_what_there_is(fake: Fake, chosen: Any) -> None:
@@ -135,7 +135,7 @@ def test_the_client_comes_back_when_it_was_told_to_and_is_served(narrow: Fake) -
     hooks: Any = {"request": [on_request], "response": [on_response]}
     with (
         openai.DefaultHttpxClient(event_hooks=hooks) as http_client,
-        occupied(narrow, num_tokens=20),
+        occupied(narrow, num_tokens=40),
     ):
         answer = client_of(narrow, max_retries=8, http_client=http_client).completions.create(
             model=narrow.model, prompt="Hello", max_tokens=2, extra_body={"ignore_eos": True}
@@ -145,7 +145,7 @@ def test_the_client_comes_back_when_it_was_told_to_and_is_served(narrow: Fake) -
     assert told_s, "the first try was to be refused"
     assert len(sent_s) == len(told_s) + 1
     for number, wait_s in enumerate(told_s):
-        assert wait_s <= sent_s[number + 1] - sent_s[number] < wait_s + 1.0
+        assert wait_s <= sent_s[number + 1] - sent_s[number]
 
 
 def test_retries_that_are_all_refused_end_in_the_error(narrow: Fake) -> None:
@@ -176,7 +176,7 @@ def test_a_failure_amid_a_stream_raises_after_what_was_said(fake: Fake) -> None:
     stream = client_of(fake, max_retries=0).completions.create(
         model=fake.model,
         prompt="Hello",
-        max_tokens=50,
+        max_tokens=200,
         stream=True,
         extra_body={"ignore_eos": True},
     )
@@ -184,7 +184,7 @@ def test_a_failure_amid_a_stream_raises_after_what_was_said(fake: Fake) -> None:
     fake.order(row_error="the logits are not numbers")
     with pytest.raises(openai.APIError, match="the logits are not numbers"):
         said += [chunk.choices[0].text for chunk in stream]
-    assert 2 <= len("".join(said)) < 50
+    assert 2 <= len("".join(said)) < 200
 
 
 def test_a_stream_that_is_cut_does_not_end_as_if_it_were_whole() -> None:
@@ -216,7 +216,7 @@ def test_impatience_is_a_timeout_error_and_gives_the_place_back(narrow: Fake) ->
     with pytest.raises(openai.APITimeoutError):
         client.completions.create(model=narrow.model, prompt="Hello", max_tokens=100, timeout=0.5)
     narrow.order()
-    assert _served_within(client, narrow, 2.0)
+    assert _served_within(client, narrow, 20.0)
 
 
 def test_a_stream_that_is_closed_early_gives_its_place_back(narrow: Fake) -> None:
@@ -226,15 +226,15 @@ def test_a_stream_that_is_closed_early_gives_its_place_back(narrow: Fake) -> Non
         model=narrow.model, prompt="Hello", max_tokens=300, stream=True
     ) as stream:
         next(stream)
-    assert _served_within(client, narrow, 2.0)
+    assert _served_within(client, narrow, 20.0)
 
 
 async def test_the_asynchronous_client_raises_and_retries_alike(narrow: Fake) -> None:
     narrow.order(delay_s=0.05)
-    release = threading.Event()
-    occupying = asyncio.create_task(asyncio.to_thread(_occupy, narrow, release))
+    begun, release = threading.Event(), threading.Event()
+    occupying = asyncio.create_task(asyncio.to_thread(_occupy, narrow, begun, release))
     async with openai.AsyncOpenAI(base_url=narrow.openai_url, api_key="any") as client:
-        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(begun.wait, 30)
         with pytest.raises(openai.RateLimitError):
             await client.with_options(max_retries=0).completions.create(
                 model=narrow.model, prompt="Hello"
@@ -251,9 +251,10 @@ async def test_the_asynchronous_client_raises_and_retries_alike(narrow: Fake) ->
         assert answer.choices
 
 
-def _occupy(fake: Fake, release: threading.Event) -> None:
+def _occupy(fake: Fake, begun: threading.Event, release: threading.Event) -> None:
     with occupied(fake, num_tokens=400):
-        release.wait(10)
+        begun.set()
+        release.wait(30)
 
 
 def _seconds_to_wait(response: httpx2.Response) -> float:
