@@ -94,7 +94,7 @@ class Adapter:
             match = _KEY.fullmatch(key)
             if match is None:
                 raise AdapterRefused(f"{path}: {key} is no lora_A or lora_B of a linear layer")
-            pairs.setdefault(match[1], {})[match[2]] = tensor
+            pairs.setdefault(_name_of_class(match[1], adaptable), {})[match[2]] = tensor
         if not pairs:
             raise AdapterRefused(f"{path}: it holds no tensors")
         layers = {}
@@ -122,6 +122,13 @@ class Adapter:
                 )
             layers[name] = LowRank(pair["A"], b)
         return cls(layers)
+
+
+def _name_of_class(name: str, adaptable: LinearShapes) -> str:
+    """A layer's, where an adapter was made for the class for text alone of what also sees."""
+    end = f".{name.removeprefix('model.')}"
+    longer = [each for each in adaptable if each.endswith(end)]
+    return longer[0] if name not in adaptable and len(longer) == 1 else name
 
 
 def _require_shape(path: Path, name: str, tensor: Tensor, shape: tuple[int, int]) -> None:

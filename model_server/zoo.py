@@ -289,11 +289,45 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    """Of transformers: what makes a model of this config that writes text; None: nothing does."""
-    for auto_class in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        if type(config) in auto_class._model_mapping:
-            return auto_class
-    return None
+    """Of transformers: what makes a model of this config that writes text, and sees if it can.
+
+    None: nothing does.
+    """
+    kind: Any = type(config)
+    seeing = AutoModelForImageTextToText._model_mapping
+    writing = AutoModelForCausalLM._model_mapping
+    if kind not in writing:
+        return AutoModelForImageTextToText if kind in seeing else None
+    # Some are one class under both names.
+    is_text_alone = kind not in seeing or seeing[kind] is writing[kind]
+    if is_text_alone or not _reads_text(kind):
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
+
+
+@cache
+def _reads_text(config_class: Any) -> bool:
+    """Whether the class that also sees takes a text without an image; Llama 4's does not."""
+    config = config_class()
+    _leave_out_layers(config)
+    rows = torch.arange(2, device="meta")
+    try:
+        with quiet(), torch.device("meta"), torch.inference_mode():
+            module: Any = AutoModelForImageTextToText.from_config(config)
+            HfModel(module).paged_logits(rows, rows, rows, _attend_nothing)
+    # The classes of other people fail in every way there is.
+    except Exception as error:  # noqa: BLE001
+        _log.debug("%s: %s", config_class.__name__, _brief(error))
+        return False
+    return True
+
+
+def _leave_out_layers(config: Any) -> None:
+    text = config.get_text_config()
+    text.num_hidden_layers = 0
+    for name in ("layer_types", "mlp_layer_types"):
+        if getattr(text, name, None):
+            setattr(text, name, [])
 
 
 def takes_more_than_text(config: Any) -> bool:
@@ -545,13 +579,9 @@ def load_without_layers(
     Raises as `load`.
     """
     config = deepcopy(config)
-    text = config.get_text_config()
-    for part in (config, text):
+    _leave_out_layers(config)
+    for part in (config, config.get_text_config()):
         part.__dict__.pop("quantization_config", None)
-    text.num_hidden_layers = 0
-    for name in ("layer_types", "mlp_layer_types"):
-        if getattr(text, name, None):
-            setattr(text, name, [])
     with quiet():
         return load(
             folder,

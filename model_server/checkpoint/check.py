@@ -354,7 +354,9 @@ def _image_token_id(
 ) -> int:
     """The token in whose place images go. Raises Blind for a model whose images are not served."""
     if not zoo.takes_images(config):
-        raise Blind(f"{config.model_type} has no class that reads images and writes text")
+        raise Blind(
+            f"transformers has no class for {config.model_type} that takes images and texts"
+        )
     if in_its_class and _quantization(config) is not None:
         raise Blind("its checkpoint is quantized, and runs in its own class")
     if GgufFile.of_folder(settings.folder) is not None:

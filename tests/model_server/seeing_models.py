@@ -321,6 +321,23 @@ _MODELS: dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Tensor]]]]] =
         ),
         _grids(96),
     ),
+    # Three layers of four have states.
+    "qwen3_5": (
+        _grid_model(
+            "qwen3_5",
+            [1, 1, 0],
+            {key: each for key, each in _QWEN3_TOWER.items() if not key.startswith("deepstack")},
+            partial_rotary_factor=0.25,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            linear_conv_kernel_dim=4,
+            layer_types=[*["linear_attention"] * 3, "full_attention"],
+        ),
+        _grids(96),
+    ),
     "gemma3": (
         {
             "model_type": "gemma3",

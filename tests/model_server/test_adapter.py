@@ -44,6 +44,16 @@ def test_ranks_may_differ_as_the_pattern_says(tmp_path: Path) -> None:
     assert adapter.layers[Q].b[0, 0] == pytest.approx(4 / 6)
 
 
+def test_layers_of_the_class_for_text_alone_are_those_of_the_class_that_also_sees(
+    tmp_path: Path,
+) -> None:
+    seeing = {
+        name.replace("model.", "model.language_model."): shape for name, shape in SHAPES.items()
+    }
+    folder = lora_folders.save(tmp_path / "a", SHAPES)
+    assert Adapter.read(folder, seeing, max_rank=4).layers.keys() == seeing.keys()
+
+
 def test_what_peft_writes_of_a_plain_adapter_is_known(tmp_path: Path) -> None:
     folder = lora_folders.save(tmp_path / "a", SHAPES)
     made = LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1, target_modules=["q_proj"])

@@ -25,19 +25,22 @@ NUM_NEW = 8
 OTHER_DIGESTS = range(100, 120)
 # Rows alone; a decoder that multiplies; three positions; rows behind layers; tokens that see ahead.
 BY_DAY = ("llava", "llava_next-granite", "qwen2_5_vl", "qwen3_vl", "gemma3")
+# Of these, blocks alone are no prefix: it has states, too.
+HYBRID = "qwen3_5"
 FAMILIES = (
     *BY_DAY,
     *[
         pytest.param(name, marks=pytest.mark.nightly)
         for name in seeing_models.SEEING
-        if name not in BY_DAY
+        if name not in (*BY_DAY, HYBRID)
     ],
 )
 IN_ITS_CLASS = "-in-its-class"
 # Tiny models say the same of several prompts, or want to show an image; not behind these tokens.
-BEGINS = {"mistral3": 8, "aya_vision": 3, "cohere2_vision": 4, "qwen2_vl": 3}
+BEGINS = {"mistral3": 8, "aya_vision": 3, "cohere2_vision": 4, "qwen2_vl": 3, "qwen3_5": 8}
 # Of these, in their own class, too.
-MODELS = (*FAMILIES, "qwen3_vl" + IN_ITS_CLASS, "gemma3" + IN_ITS_CLASS)
+OF_BLOCKS = (*FAMILIES, "qwen3_vl" + IN_ITS_CLASS, "gemma3" + IN_ITS_CLASS)
+MODELS = (*OF_BLOCKS, pytest.param(HYBRID, marks=pytest.mark.nightly))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def test_in_mixed_batches_and_chunks(name: str, step_tokens: int) -> None:
     assert tuple(driver.outputs.values()) == case(name).expected
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OF_BLOCKS)
 def test_on_a_prefix_that_another_request_computed(name: str) -> None:
     """The first image came with it whole, or in part; of one that came whole no pixels are sent."""
     one = case(name)
