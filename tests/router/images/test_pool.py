@@ -124,6 +124,8 @@ class TestOnePool:
             return_exceptions=True,
         )
         assert all(isinstance(one, PreparedImage | Unhealthy) for one in made)
+        while await pool._idle_workers.zygote_client() is zygote:
+            await asyncio.sleep(0.01)
         assert (await pool.prepare(file_of(20, 20, 110))).tensors
 
     async def test_one_whose_worker_is_killed_is_read_by_another(self, pool: ImagePool) -> None:
