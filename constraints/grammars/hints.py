@@ -21,15 +21,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from itertools import chain, islice, permutations
+from itertools import chain, islice
 from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
-from constraints.engine import GrammarLanguage, Limits, error_of
 from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
 from constraints.grammars.lark import Word, special_id, words
-from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import CompletionHints
 from constraints.regex.look_around import conjuncts, looks_around
 from constraints.regex.syntax import (
@@ -44,12 +42,9 @@ from constraints.regex.syntax import (
     parse,
 )
 from constraints.regex.writing import matching, searching
-from constraints.schema import formats
-from constraints.schema.grammar import grammar_of, parts
-from constraints.schema.place import WATCH
 from constraints.schema.reading import Json
 from constraints.schema.rewriting import Rewritten
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import mark_of
 
 MAX_LEN = 50_000
@@ -60,53 +55,23 @@ MAX_PATTERN_LEN = 50_000
 LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
 
 
-def example_text(pattern: Pattern, min_len: int = 0) -> str | None:
-    """A short text of at least `min_len` characters. None: none found."""
-    found = _with_len(pattern, 0)
-    if found is not None and len(found[0]) < min_len:
-        found = _with_len(pattern, min_len - len(found[0]))
-    return None if found is None or found[1] else found[0]
-
-
-def _with_len(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
-    """A text `extra_len` longer than necessary, and how much of `extra_len` did not fit."""
+def example_text(pattern: Pattern) -> str | None:
+    """A short text of the pattern. None: none found."""
     match pattern:
         case Chars():
-            char = _char_of(pattern)
-            return None if char is None else (char, extra_len)
+            return _char_of(pattern)
         case Choice(options):
-            found = [
-                each for option in options if (each := _with_len(option, extra_len)) is not None
-            ]
-            return min(found, key=lambda each: (each[1], len(each[0])), default=None)
+            texts = [text for text in map(example_text, options) if text is not None]
+            return min(texts, key=len, default=None)
         case Concat(parts):
-            text = ""
-            for part in parts:
-                found_part = _with_len(part, extra_len)
-                if found_part is None or len(text) > MAX_LEN:
-                    return None
-                text += found_part[0]
-                extra_len = found_part[1]
-            return text, extra_len
-        case Repeat():
-            return _repeated(pattern, extra_len)
+            found = list(map(example_text, parts))
+            text = "".join(each for each in found if each is not None)
+            return None if None in found or len(text) > MAX_LEN else text
+        case Repeat(part, min_count):
+            unit = example_text(part) if min_count else ""
+            return None if unit is None or min_count * len(unit) > MAX_LEN else unit * min_count
         case _:
-            return "", extra_len
-
-
-def _repeated(pattern: Repeat, extra_len: int) -> tuple[str, int] | None:
-    found = _with_len(pattern.part, 0)
-    if found is None or not found[0]:
-        return None if found is None and pattern.min_count else ("", extra_len)
-    unit = found[0]
-    count = pattern.min_count
-    more = -(-extra_len // len(unit))
-    if pattern.max_count is not None:
-        more = min(more, pattern.max_count - count)
-    count += more
-    if count * len(unit) > MAX_LEN:
-        return None
-    return unit * count, max(0, extra_len - more * len(unit))
+            return ""
 
 
 def _char_of(chars: Chars) -> str | None:
@@ -150,12 +115,6 @@ _TEXTS = {
     "uri-reference": "",
     "uuid": "00000000-0000-0000-0000-000000000000",
 }
-# Whose texts may be longer by what they begin with.
-_GROWING = ("email", "hostname", "uri")
-# The same, by the pattern that replaces the format in a rewritten schema.
-_TEXTS_BY_PATTERN = {
-    f"^(?:{pattern})$": _TEXTS[name] for name, pattern in formats.PATTERNS.items() if name in _TEXTS
-}
 # The filler of long strings: vocabularies have its words as tokens.
 _FILLER = "the "
 _MAX_FILLED_LEN = 5_000
@@ -168,9 +127,8 @@ _MAX_VALUES = 3
 _MAX_PATTERNS_LEN = 60_000
 # What counts for a pattern whose automaton is needed.
 _LOOKING_LEN = 2_500
-# Of one place, and all their characters.
+# Patterns of one place.
 _MAX_JOINED = 3
-_MAX_JOINED_LEN = 500
 _NO_SCHEMAS = frozenset(("const", "enum", "default", "examples"))
 
 
@@ -194,8 +152,6 @@ def leaves(document: Json) -> tuple[bytes, ...]:
             text = _written(value)
             if 0 < len(text) <= _MAX_LEAF_LEN:
                 found.setdefault(text)
-        for text in _joint_matches(part):
-            found.setdefault(json.dumps(text, ensure_ascii=False))
         required = part.get("required")
         for name in required if isinstance(required, list) else ():
             found.setdefault(f"{json.dumps(name, ensure_ascii=False)}:")
@@ -224,17 +180,18 @@ def _values(schema: dict[str, Json], *, may_parse: bool) -> Iterator[Json]:
     min_len = min_len if isinstance(min_len, int) else 0
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        known = _TEXTS_BY_PATTERN.get(pattern)
-        text = known if known is not None or not may_parse else _matching(pattern, min_len)
+        *_, rest = conjuncts(pattern)
+        text = _matching(rest) if may_parse else None
         if text is not None:
             yield text
+    joint = _joint_pattern(schema)
+    if joint is not None and may_parse and (text := _matching(joint)) is not None:
+        yield text
     elif 0 < min_len <= _MAX_FILLED_LEN:
         yield (_FILLER * (min_len // len(_FILLER) + 1))[:min_len]
     name = schema.get("format")
     if isinstance(name, str) and name in _TEXTS:
         yield _TEXTS[name]
-        if name in _GROWING and len(_TEXTS[name]) < min_len <= _MAX_FILLED_LEN:
-            yield _TEXTS[name].rjust(min_len, "a")
     for key, step in (
         ("minimum", 0),
         ("maximum", 0),
@@ -247,36 +204,27 @@ def _values(schema: dict[str, Json], *, may_parse: bool) -> Iterator[Json]:
             yield bound + step
 
 
-def _joint_matches(schema: dict[str, Json]) -> Iterator[str]:
-    """Texts in which several patterns are found, one behind the other."""
+def _joint_pattern(schema: dict[str, Json]) -> str | None:
+    """A pattern of the texts in which all patterns of an `allOf` are found."""
     parts = schema.get("allOf")
     everything = [schema, *(parts if isinstance(parts, list) else [])]
-    found = [part["pattern"] for part in everything if isinstance(part, dict) and "pattern" in part]
+    found = [part.get("pattern") for part in everything if isinstance(part, dict)]
     patterns = [each for each in found if isinstance(each, str)]
-    if not 1 < len(patterns) <= _MAX_JOINED or sum(map(len, patterns)) > _MAX_JOINED_LEN:
-        return
-    lens = [part.get("minLength", 0) for part in everything if isinstance(part, dict)]
-    min_len = max(each for each in lens if isinstance(each, int))
-    for ordered in permutations(patterns):
-        texts = [_matching(pattern, 0) for pattern in ordered]
-        rest_len = sum(len(text) for text in texts[1:] if text is not None)
-        texts[0] = _matching(ordered[0], min_len - rest_len)
-        if None not in texts:
-            yield "".join(text for text in texts if text is not None)
+    if not 1 < len(patterns) <= _MAX_JOINED:
+        return None
+    return f"^{''.join(rf'(?=[^]*(?:{each}))' for each in patterns)}"
 
 
-def _matching(pattern: str, min_len: int) -> str | None:
-    """A text in which the pattern is found, of at least `min_len` characters."""
-    *_, rest = conjuncts(pattern)
+def _matching(pattern: str) -> str | None:
+    """A text in which the pattern is found."""
     try:
-        found = searching(rest) if len(pattern) <= MAX_PATTERN_LEN else None
+        found = searching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
     except ConstraintError:
         return None  # the compiler reports it, or uses another engine
-    return None if found is None else example_text(found, min_len)
+    return None if found is None else example_text(found)
 
 
 MAX_HINTS = 12
-_MAX_WANTED_LEN = 2_000
 # Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS = 200
@@ -333,31 +281,12 @@ def _of_lark(found: Sequence[Word]) -> CompletionHints:
 def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionHints:
     is_at_hand = rewritten is not None and not _WITH_PATTERNS.search(spec.text)
 
-    def more() -> tuple[bytes, ...]:
+    def all_hints() -> tuple[bytes, ...]:
         if rewritten is None or not is_at_hand:
             return leaves(json.loads(spec.text))
         return leaves([rewritten.root, rewritten.definitions])
 
-    def all_hints() -> tuple[bytes, ...]:
-        return (*(() if rewritten is None else _wanted(rewritten)), *more())
-
     return CompletionHints((), all_hints)
-
-
-def _wanted(rewritten: Rewritten) -> Iterator[bytes]:
-    """Instances of what arrays have to contain, which no leaf and no mask shows."""
-    definitions = rewritten.definitions
-    for part in chain.from_iterable(map(parts, (rewritten.root, *definitions.values()))):
-        for wanted in part.get(WATCH, {}).get("contains", ()):
-            both = {"allOf": [part.get("items", True), wanted["like"]]}
-            grammar = grammar_of(both, definitions, Whitespace.COMPACT)
-            try:
-                language = GrammarLanguage(byte_vocabulary(), grammar, Limits(), error_of)
-                found = language.matcher().shortest(_MAX_WANTED_LEN)
-            except ConstraintError:
-                continue  # a search does without
-            if found:
-                yield bytes(found)
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:

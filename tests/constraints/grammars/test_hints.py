@@ -25,14 +25,14 @@ def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tupl
         ({"enum": ["long", "x", 12345, "fourth"]}, (b'"x"', b"12345", b'"long"')),
         ({"const": {"b": [1, "é"]}}, ('{"b":[1,"é"]}'.encode(),)),
         ({"type": "string", "pattern": "^[ab]{3}$"}, (b'"aaa"',)),
-        ({"type": "string", "pattern": "x", "minLength": 3}, (b'"aax"',)),
+        ({"allOf": [{"pattern": "a$"}, {"pattern": "[0-9]{2}"}]}, (b'"a"', b'"00"', b'"00a"')),
         ({"type": "string", "pattern": "(?=y)"}, (b'"y"',)),
         ({"type": "string", "pattern": r"(y)\1"}, ()),
         ({"type": "string", "minLength": 6}, (b'"the th"',)),
         ({"type": "string", "format": "date"}, (b'"2000-01-01"',)),
         (
             {"type": "string", "format": "email", "minLength": 8},
-            (b'"a@b.cd"', b'"the the "', b'"aaa@b.cd"'),
+            (b'"a@b.cd"', b'"the the "'),
         ),
         ({"minimum": 5, "exclusiveMaximum": 9}, (b"5", b"8")),
         ({"default": {"const": 1}, "examples": [{"const": 2}]}, ()),
@@ -167,7 +167,8 @@ def test_a_schema_that_is_rewritten_already_has_hints_too(name: str) -> None:
     spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
     schema = prepare(spec, LIMITS[Kind.JSON_SCHEMA])
 
-    assert set(hints_of(spec, rewritten=schema.rewritten).all()) >= set(hints_of(spec).all())
+    # A format may have become a pattern.
+    assert len(hints_of(spec, rewritten=schema.rewritten).all()) >= len(hints_of(spec).all())
 
 
 def test_hints_behind_the_first_are_made_once_and_when_they_are_asked_for() -> None:
