@@ -26,7 +26,7 @@ from constraints.errors import (
 from constraints.schema.closing_checks import judge_at_close, unjudged
 from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
-from constraints.schema.grammar import grammar_of, may_respell_keys, parts, prune
+from constraints.schema.grammar import grammar_of, inside, may_respell_keys, parts, prune
 from constraints.schema.place import NOT_WATCHED, WATCH
 from constraints.schema.reading import Json, at, below, keys_below, read
 from constraints.schema.rewriting import Rewritten, close_narrow_ranges, rewrite
@@ -267,20 +267,9 @@ class RefusalLocator:
     def _inside(self, part: Json) -> list[Json]:
         if not isinstance(part, dict):
             return []
-        inside: list[Json] = []
-        for key, value in part.items():
-            match key:
-                case "allOf" | "prefixItems":
-                    inside.extend(value)
-                case "anyOf" | "oneOf":
-                    inside.extend(value)
-                case "properties" | "patternProperties":
-                    inside.extend(value.values())
-                case "additionalProperties" | "items":
-                    inside.append(value)
-                case "$ref":
-                    inside.append(self.rewritten.definitions[value.rpartition("/")[2]])
-        return inside
+        referred = [part["$ref"]] if "$ref" in part else []
+        names = [reference.rpartition("/")[2] for reference in referred]
+        return [*(self.rewritten.definitions[name] for name in names), *inside(part)]
 
 
 def _cleaned(message: str) -> str:

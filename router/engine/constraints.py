@@ -3,7 +3,7 @@
 Findings are remembered, refusals and texts that took too long among them, so that a text costs time
 once, however often it is sent. Equal texts at the same time are checked once.
 
-    constraint, stops -> obvious? -> remembered? -> worker -> a text -> does it fit max_new_tokens?
+    constraint, stops -> remembered? -> worker -> a text -> does it fit max_new_tokens?
                                                                 no: is there one that does?
 
 What is accepted is compiled by rank 0 beside the running steps before its request enters one, so
@@ -31,7 +31,6 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.schema.trivial_schemas import obvious_len
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
@@ -168,7 +167,7 @@ class ConstraintCheck:
         # What it needs does not depend on the most that it may have.
         thought = None if thought is None else replace(thought, max_len=None)
         await self.until_started()
-        enough_len = self._obvious_len(constraint.spec, stops, thought)
+        enough_len = self._enough_len(constraint.spec, thought)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return replace(constraint, is_quick=True, min_len=enough_len)
@@ -272,19 +271,12 @@ class ConstraintCheck:
                 return f"{place}{verified.violations[0]}"
         return None
 
-    def _obvious_len(
-        self, spec: ConstraintSpec, stops: StopRule, thought: ThoughtRule | None
-    ) -> int | None:
-        """Tokens that are enough for some output, where that is seen without compiling."""
-        has_stops = bool(stops.strings or stops.token_ids) and spec.kind is not Kind.TEXT
+    def _enough_len(self, spec: ConstraintSpec, thought: ThoughtRule | None) -> int | None:
+        """Tokens that are enough for an answer without a rule behind a thought; None: unknown."""
         is_sure = self._pool is not None and self._is_readable and self._spells_ascii
-        if not is_sure or has_stops:
-            return None
         closer = thought.closer if thought is not None and thought.is_begun else ""
-        text_len = obvious_len(spec)
-        if text_len is None or not (closer.isascii() and closer.isprintable()):
-            return None
-        return text_len + len(closer)
+        is_plain = closer.isascii() and closer.isprintable()
+        return len(closer) if spec.kind is Kind.TEXT and is_sure and is_plain else None
 
     def _is_known(self, job: Check) -> bool:
         return self._memory.find(_key(job), self._clock()) is not None
