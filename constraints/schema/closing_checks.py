@@ -14,9 +14,8 @@ from contextlib import suppress
 import jsonschema
 
 from constraints.errors import Malformed, NotEnforced
-from constraints.schema.grammar import inside, parts
+from constraints.schema.grammar import WATCH, inside, parts
 from constraints.schema.keywords import KNOWN, is_annotation
-from constraints.schema.place import WATCH
 from constraints.schema.reading import Json, at
 from constraints.schema.references import References, in_lower_case
 from constraints.schema.rewriting import Rewritten

@@ -19,8 +19,8 @@ from constraints.regex.writing import searching
 from constraints.schema import formats
 from constraints.schema.disjoint import values_of
 from constraints.schema.keywords import is_annotation
-from constraints.schema.place import Handler, Place
 from constraints.schema.reading import Json, below, equal_key
+from constraints.schema.rewriting import Handler, Place, put_patterns_last
 from constraints.schema.scalars import engine_pattern
 
 _MAX_REFERENCES = 20
@@ -240,18 +240,6 @@ def _names_by_patterns(place: Place, allowed: list[str], pointer: str) -> None:
         others = {translated: place.rewriter.schema(rest, pointer)}
         place.out["patternProperties"] = place.out.get("patternProperties", {}) | others
     place.out["additionalProperties"] = False
-
-
-def put_patterns_last(schema: dict[str, Json]) -> None:
-    """Bring patterns of keys and what is said of others together, in place.
-
-    The engine joins a choice with what stands before it. With a choice between the two, it would
-    take no key.
-    """
-    if "patternProperties" in schema:
-        for keyword in ("patternProperties", "additionalProperties"):
-            if keyword in schema:
-                schema[keyword] = schema.pop(keyword)
 
 
 def unorder(schema: dict[str, Json], pointer: str) -> None:

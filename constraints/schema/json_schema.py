@@ -23,16 +23,24 @@ from constraints.errors import (
     TooComplex,
     minimal_unsat_core,
 )
+from constraints.schema import containers, scalars
 from constraints.schema.closing_checks import judge_at_close, unjudged
-from constraints.schema.containers import unorder
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
-from constraints.schema.grammar import grammar_of, inside, may_respell_keys, parts, prune
-from constraints.schema.place import NOT_WATCHED, WATCH
+from constraints.schema.grammar import (
+    WATCH,
+    grammar_of,
+    inside,
+    may_respell_keys,
+    parts,
+    prune,
+)
+from constraints.schema.negation import LOGIC_HANDLERS
 from constraints.schema.reading import Json, at, below, keys_below, read
-from constraints.schema.rewriting import Rewritten, close_narrow_ranges, rewrite
+from constraints.schema.rewriting import NOT_WATCHED, Rewriter, Rewritten, close_narrow_ranges
 from constraints.schema.watched import Watch, Watched, bound, watches_of
 from constraints.spec import ConstraintSpec, Whitespace
 
+_HANDLERS = {**scalars.HANDLERS, **containers.HANDLERS, **LOGIC_HANDLERS}
 _MAX_SHOWN = 200
 # Keywords that belong together, and those that are rewritten as one of them.
 _GROUPS = (
@@ -392,7 +400,7 @@ def relaxed(document: Json, limits: Limits, *, watches: bool = True) -> Rewritte
 def of_its_type(document: Json) -> Rewritten:
     """A schema of which no more is enforced than the type of the whole."""
     type_ = document.get("type") if isinstance(document, dict) else None
-    rewritten = rewrite({} if type_ is None else {"type": type_})
+    rewritten = Rewriter({} if type_ is None else {"type": type_}, _HANDLERS).rewrite()
     return replace(
         rewritten,
         document=document,
@@ -416,7 +424,10 @@ def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> R
     """Rewrite and check a parsed schema. `watches`: whether its texts can be watched."""
     overlaps: dict[str, Pairs] = {}
     for _ in range(_MAX_ROUNDS):
-        rewritten = rewrite(document, lenient=lenient, watches=watches, overlaps=overlaps)
+        rewriter = Rewriter(
+            document, _HANDLERS, lenient=lenient, watches=watches, overlaps=overlaps
+        )
+        rewritten = rewriter.rewrite()
         bound(rewritten.root, rewritten.definitions)
         close_narrow_ranges(rewritten.root, rewritten.definitions)
         found = _settle(rewritten)
@@ -479,7 +490,7 @@ def _unorder(rewritten: Rewritten, locator: RefusalLocator) -> None:
     if message and locator.empty_definition() is None:
         raise locator.error(message)
     for part in _all_parts(rewritten):
-        unorder(part, rewritten.origins.get(id(part), ""))
+        containers.unorder(part, rewritten.origins.get(id(part), ""))
 
 
 def _all_parts(rewritten: Rewritten) -> list[dict[str, Json]]:

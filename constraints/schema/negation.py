@@ -11,7 +11,7 @@ negation can be expressed.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from typing import NamedTuple
 
 from constraints.errors import Malformed, NotEnforced
@@ -19,8 +19,8 @@ from constraints.regex.look_around import opposites
 from constraints.regex.writing import searching
 from constraints.schema.disjoint import OVERLAPPING, Pairs
 from constraints.schema.keywords import is_annotation
-from constraints.schema.place import Handler, Place
 from constraints.schema.reading import Draft, Json, below
+from constraints.schema.rewriting import Handler, Place
 
 # "integer" is a part of "number", so neither has a complement among the types alone.
 _DISTINCT = ("null", "boolean", "string", "array", "object")
@@ -285,6 +285,33 @@ def _both(schemas: Iterable[Json]) -> Json:
     return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
 
 
+# The most references that one negation follows.
+_MAX_FOLLOWED = 200
+
+
+def _opposite(place: Place, value: Json, pointer: str, beside: Json = True) -> Json:
+    """The negation of a raw schema, beside another one. Raises NoNegation."""
+    rewriter = place.rewriter
+    rewriter.probe(value, pointer)
+    followed = count(1)
+
+    def resolve(reference: str) -> Json:
+        if next(followed) > _MAX_FOLLOWED:
+            raise NoNegation("$ref")
+        return rewriter.raw(rewriter.resolve(reference, pointer))
+
+    return negation(value, resolve, rewriter.draft(pointer), beside)
+
+
+def _negated(place: Place, value: Json, pointer: str) -> Json:
+    """The negation of a raw schema; None if it was refused."""
+    try:
+        return _opposite(place, value, pointer)
+    except NoNegation as reason:
+        place.rewriter.refuse(pointer, f"the opposite of {str(reason)!r} cannot be enforced")
+        return None
+
+
 # Each doubles the alternatives that the engine multiplies out.
 _MAX_DEPENDENCIES = 6
 
@@ -329,15 +356,13 @@ def _alone(place: Place, value: Json, index: int, pairs: Pairs, pointer: str) ->
     at_option = below(pointer, index)
     others = [other for other in range(len(value)) if {(index, other), (other, index)} & pairs]
     return [
-        place.rewriter.schema(
-            place.rewriter.opposite(value[other], at_option, value[index]), at_option
-        )
+        place.rewriter.schema(_opposite(place, value[other], at_option, value[index]), at_option)
         for other in others
     ]
 
 
 def _not(place: Place, value: Json, pointer: str) -> None:
-    negated = place.rewriter.negated(value, pointer)
+    negated = _negated(place, value, pointer)
     if negated is not None:
         place.more(negated, pointer)
 
@@ -348,7 +373,7 @@ def _if(place: Place, value: Json, pointer: str) -> None:
     if then is True and otherwise is True:
         place.rewriter.probe(value, pointer)
         return
-    negated = place.rewriter.negated(value, pointer)
+    negated = _negated(place, value, pointer)
     if negated is not None:
         met = {"allOf": [value, then]}
         unmet = {"allOf": [negated, otherwise]}

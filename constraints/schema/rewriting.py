@@ -19,10 +19,8 @@ from types import MappingProxyType
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.regex.look_around import looks_around
 from constraints.regex.writing import translate_search
-from constraints.schema import containers, scalars
-from constraints.schema.containers import put_patterns_last
 from constraints.schema.disjoint import Pairs
-from constraints.schema.grammar import parts
+from constraints.schema.grammar import WATCH, parts
 from constraints.schema.keywords import (
     ANNOTATIONS,
     CONTENT,
@@ -31,9 +29,7 @@ from constraints.schema.keywords import (
     SHAPES,
     intended_assertion,
 )
-from constraints.schema.negation import LOGIC_HANDLERS, NoNegation, negation
-from constraints.schema.place import Handler, Place
-from constraints.schema.reading import Json, at, below, shown
+from constraints.schema.reading import Draft, Json, at, below, shown
 from constraints.schema.references import NULL, References, bare, in_lower_case, is_nullable
 from constraints.schema.watched import Watch
 
@@ -126,12 +122,55 @@ def _close(part: dict[str, Json], opened: str, closed: str, sign: int) -> None:
 
 # The most visits of subschemas.
 _MAX_SCHEMAS = 50_000
-# The most references that one negation follows.
-_MAX_FOLLOWED = 200
 # The most unknown keywords that are compared with the known ones.
 _MAX_UNKNOWN = 300
 _MAX_LOOKING = 24
-_HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **LOGIC_HANDLERS}
+NOT_WATCHED = (
+    "not enforced where other text surrounds the JSON, or a choice of schemas decides on it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One schema of the document, and its rewritten form.
+
+    schema:   as written
+    out:      the rewritten one, which handlers add to
+    also:     further schemas that must hold
+    """
+
+    rewriter: "Rewriter"
+    schema: dict[str, Json]
+    pointer: str
+    out: dict[str, Json]
+    also: list[Json]
+
+    def more(self, raw: Json, place: str) -> None:
+        """Require another raw schema, too."""
+        self.also.append(self.rewriter.schema(raw, place))
+
+    def watch(self, keyword: str, value: Json, pointer: str) -> None:
+        """Have the engine's texts watched for a keyword of this schema, where that can be done."""
+        if self.rewriter.watches:
+            self.out.setdefault(WATCH, {})[keyword] = value
+        else:
+            self.rewriter.refuse(pointer, NOT_WATCHED)
+
+    def map(self, value: Json, place: str) -> dict[str, Json]:
+        """The rewritten schemas of an object of them."""
+        return {
+            name: self.rewriter.schema(inner, below(place, name)) for name, inner in value.items()
+        }
+
+    def list(self, value: Json, place: str) -> list[Json]:
+        """The rewritten schemas of a list of them."""
+        return [
+            self.rewriter.schema(inner, below(place, index)) for index, inner in enumerate(value)
+        ]
+
+
+# Takes the place, the keyword's value and its pointer.
+Handler = Callable[[Place, Json, str], None]
 
 
 @dataclass
@@ -165,46 +204,29 @@ class Rewritten:
         self.not_enforced.append(pointer)
 
 
-def _whole(pattern: str) -> str:
-    """A pattern in the engine's syntax. Raises Malformed, NotEnforced."""
-    return f"^(?:{translate_search(pattern)})$"
-
-
-def rewrite(
-    document: Json,
-    *,
-    lenient: bool = False,
-    translate: Callable[[str], str] = _whole,
-    watches: bool = True,
-    overlaps: Mapping[str, Pairs] = MappingProxyType({}),
-) -> Rewritten:
-    """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex.
+class Rewriter:
+    """Rewrites one document, from the root through all references.
 
     watches:  whether texts can be watched for what the engine does not remember
     overlaps: by the pointer of a `oneOf`, its options that may have values in common
     """
-    rewriter = _Rewriter(in_lower_case(document), lenient, translate, overlaps, watches=watches)
-    return rewriter.rewrite()
-
-
-class _Rewriter:
-    """Rewrites one document, from the root through all references."""
 
     def __init__(
         self,
         document: Json,
-        lenient: bool,
-        translate: Callable[[str], str],
-        overlaps: Mapping[str, Pairs],
+        handlers: Mapping[str, Handler],
         *,
-        watches: bool,
+        lenient: bool = False,
+        watches: bool = True,
+        overlaps: Mapping[str, Pairs] = MappingProxyType({}),
     ) -> None:
+        """`handlers`: by keyword. Raises Malformed, TooComplex."""
         self.watches = watches
         self.overlaps = overlaps
-        self._document = document
-        self._translate = translate
+        self._document = in_lower_case(document)
+        self._handlers = handlers
         self._lenient = lenient
-        self._references = References(document)
+        self._references = References(self._document)
         self._names: dict[str, str] = {}
         self._pending: list[str] = []
         self._num_schemas = 0
@@ -222,6 +244,7 @@ class _Rewriter:
         self._has_one_of = False
 
     def rewrite(self) -> Rewritten:
+        """Raises Malformed, NotEnforced, TooComplex."""
         if not isinstance(self._document, dict | bool):
             raise Malformed("a schema is an object, true or false", pointer="")
         root = self.schema(self._document, "")
@@ -316,8 +339,8 @@ class _Rewriter:
         place = below(pointer, keyword)
         if self._is_pointless(keyword, value, pointer):
             return
-        if keyword in _HANDLERS:
-            _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
+        if keyword in self._handlers:
+            self._handlers[keyword](Place(self, schema, pointer, out, also), value, place)
         elif keyword in REFUSED:
             self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
         elif keyword.startswith(EXTENSIONS):
@@ -350,8 +373,6 @@ class _Rewriter:
             self._ignored.append(place)
         return False
 
-    # -- the interface of handlers
-
     def definition(self, target: str) -> str:
         """The name under which the schema at a pointer is defined in the result."""
         name = self._names.get(target)
@@ -363,43 +384,29 @@ class _Rewriter:
         return name
 
     def resolve(self, reference: str, pointer: str) -> str:
+        """The pointer that a reference leads to."""
         return self._references.resolve(reference, pointer)
 
+    def draft(self, pointer: str) -> Draft:
+        """The draft of the schema at a pointer."""
+        return self._references.draft(pointer)
+
     def translated(self, pattern: str) -> str:
+        """A pattern in the engine's syntax. Raises Malformed, NotEnforced, TooComplex."""
         if not self.may_look_around(pattern):
             raise TooComplex(f"more than {_MAX_LOOKING} patterns that look around")
-        return self._translate(pattern)
+        return f"^(?:{translate_search(pattern)})$"
 
     def may_look_around(self, pattern: str) -> bool:
+        """Whether few enough patterns have needed an automaton for this one to have one, too."""
         is_looking = looks_around(pattern)
         if is_looking and len(self._looking) < _MAX_LOOKING:
             self._looking.add(pattern)
         return not is_looking or pattern in self._looking
 
     def raw(self, pointer: str) -> Json:
+        """The value at a pointer of the document."""
         return at(self._document, pointer)
-
-    def negated(self, value: Json, place: str) -> Json:
-        """The negation of a raw schema; None if it was refused."""
-        try:
-            return self.opposite(value, place)
-        except NoNegation as reason:
-            self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
-            return None
-
-    def opposite(self, value: Json, place: str, beside: Json = True) -> Json:
-        """The negation of a raw schema, beside another one. Raises NoNegation."""
-        self.probe(value, place)
-        followed = 0
-
-        def resolve(reference: str) -> Json:
-            nonlocal followed
-            followed += 1
-            if followed > _MAX_FOLLOWED:
-                raise NoNegation("$ref")
-            return self.raw(self.resolve(reference, place))
-
-        return negation(value, resolve, self._references.draft(place), beside)
 
     def probe(self, value: Json, place: str) -> None:
         """Check a raw schema for wrong values of keywords, which negation would miss."""
@@ -422,3 +429,15 @@ class _Rewriter:
             for key, member in value.items():
                 self.string(key, place)
                 self.string(member, place)
+
+
+def put_patterns_last(schema: dict[str, Json]) -> None:
+    """Bring patterns of keys and what is said of others together, in place.
+
+    The engine joins a choice with what stands before it. With a choice between the two, it would
+    take no key.
+    """
+    if "patternProperties" in schema:
+        for keyword in ("patternProperties", "additionalProperties"):
+            if keyword in schema:
+                schema[keyword] = schema.pop(keyword)

@@ -7,8 +7,8 @@ from constraints.regex.look_around import conjuncts
 from constraints.regex.writing import between
 from constraints.schema import formats
 from constraints.schema.keywords import TYPES
-from constraints.schema.place import Handler, Place
 from constraints.schema.reading import Json, shown
+from constraints.schema.rewriting import Handler, Place
 
 # Whole numbers that a double holds exactly reach to here; the engine counts in doubles.
 _EXACT = 2**53

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from constraints.errors import TooComplex
 from constraints.schema.disjoint import conjuncts, types_of, values_of
-from constraints.schema.grammar import parts
-from constraints.schema.place import WATCH
+from constraints.schema.grammar import WATCH, parts
 from constraints.schema.reading import Json, equal_key
 
 
