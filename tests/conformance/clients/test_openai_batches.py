@@ -4,13 +4,15 @@ behind the front of two that have each its own."""
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai.types import Batch
 
-from tests.conformance.serving import Fake, Served, faked, fronted
+from tests.conformance.serving import Fake, Served, faked, free_port, fronted
 
 
 @pytest.fixture(scope="module", params=["router", "front"])
@@ -52,7 +54,9 @@ def ended(client: openai.OpenAI, batch: Batch) -> Batch:
     while batch.status not in ("completed", "failed", "cancelled", "expired"):
         assert time.monotonic() < give_up_s, batch
         time.sleep(0.05)
-        batch = client.batches.retrieve(batch.id)
+        # While the replica that has it is away, that is a 503.
+        with suppress(openai.InternalServerError):
+            batch = client.batches.retrieve(batch.id)
     return batch
 
 
@@ -112,3 +116,19 @@ def test_what_is_refused_comes_as_openai_s_exceptions(client: openai.OpenAI, fak
     off = openai.OpenAI(base_url=fake.openai_url, api_key="any", max_retries=0)
     with pytest.raises(openai.PermissionDeniedError, match="--batch-file"):
         off.batches.list()
+
+
+def test_a_killed_replica_that_is_back_goes_on_with_its_batches(tmp_path: Path) -> None:
+    own = ("--batch-file", str(tmp_path / "own.db"), "--port", str(free_port()))
+    with faked("--batch-file", str(tmp_path / "other.db")) as other, faked(*own) as killed:
+        direct = openai.OpenAI(base_url=killed.openai_url, api_key="any", max_retries=0)
+        with fronted(other, killed) as front:
+            client = openai.OpenAI(base_url=front.openai_url, api_key="any", max_retries=0)
+            batch = begun(direct, [request_line(n, max_tokens=200) for n in range(100)])
+            assert client.batches.retrieve(batch.id).id == batch.id
+            killed.kill()
+            with faked(*own):
+                batch = ended(client, batch)
+                assert batch.request_counts is not None
+                assert batch.request_counts.completed == 100
+                assert [each.id for each in client.batches.list()] == [batch.id]
