@@ -52,22 +52,21 @@ async def _ask(url: str, seed: int) -> None:
 
 
 async def measure(url: str, num_rounds: int) -> dict[str, float]:
-    """The first round, in which all begins, does not count."""
+    """The first image, for which parts of the server are loaded, does not count."""
     gaps_ms: list[float] = []
     streams = [asyncio.create_task(_stream(url, gaps_ms)) for _ in range(2)]
     found: dict[str, list[float]] = {"alone": [], "beside": [], "image": []}
-    for number in range(num_rounds + 1):
+    await _ask(url, 0)
+    for number in range(1, 2 * num_rounds, 2):
+        gaps_ms.clear()
         await asyncio.sleep(_ALONE_S)
-        alone_ms = gaps_ms.copy()
+        found["alone"] += gaps_ms
         gaps_ms.clear()
         begun_s = time.perf_counter()
-        await _ask(url, 2 * number)
-        await _ask(url, 2 * number + 1)
-        if number:
-            found["alone"] += alone_ms
-            found["beside"] += gaps_ms
-            found["image"].append(500 * (time.perf_counter() - begun_s))
-        gaps_ms.clear()
+        await _ask(url, number)
+        await _ask(url, number + 1)
+        found["image"].append(500 * (time.perf_counter() - begun_s))
+        found["beside"] += gaps_ms
     for task in streams:
         task.cancel()
     p99_ms = {name: statistics.quantiles(found[name], n=100)[98] for name in ("alone", "beside")}
@@ -89,8 +88,8 @@ def main(argv: Sequence[str]) -> int:
         seeing_checkpoint.save(args.model, Path(folder))
         server = tandem(Path(folder), free_port(), ())
         with running(server):
-            measured = asyncio.run(measure(server.target.url, args.rounds))
-    sys.stdout.write(json.dumps({name: round(each, 2) for name, each in measured.items()}) + "\n")
+            found = asyncio.run(measure(server.target.url, args.rounds))
+    sys.stdout.write(json.dumps({name: round(each, 2) for name, each in found.items()}) + "\n")
     return 0
 
 
