@@ -143,9 +143,10 @@ class Layout:
 _BLOCKS = frozenset(
     "if elif else for while try except finally with async def class match case".split()
 )
-# Tokens that a condition cannot end with, or that no statement begins with: the condition
-# continues.
-_OPEN_ENDS = frozenset("and or not in is if else lambda where distribution distribute over".split())
+# Tokens that an expression cannot end with, or that no statement begins with: it continues.
+_OPEN_ENDS = frozenset(
+    "and or not in is if else lambda from where distribution distribute over".split()
+)
 _OPEN_SIGNS = frozenset("< > <= >= == != + - * / // % @ & | ^ ~ << >> ** , .".split())
 _GOES_ON = frozenset({"and", "or"})
 
@@ -323,11 +324,7 @@ class _Splitter:
 
     def _read_model(self, index: int) -> int:
         self._begin_clause(index, self._model)
-        behind = index + 1
-        while behind < len(self._tokens) and not self._is_clause(behind):
-            if self._tokens[behind].begins and behind > index + 1:
-                break
-            behind += 1
+        behind = self._clause_end(index + 1)
         self._model = self._filled(index, behind, "a model")
         return behind
 
@@ -354,14 +351,6 @@ class _Splitter:
                 token,
             )
         self._is_closed = self._block is not None or self._beside is not None
-
-    def _clause_end(self, index: int) -> int:
-        """The start of the next clause of the program, from a token on."""
-        while index < len(self._tokens) and not self._is_clause(index):
-            if self._begins_statement(index):
-                break
-            index += 1
-        return index
 
     def _is_clause(self, index: int) -> bool:
         token = self._tokens[index]
@@ -416,7 +405,7 @@ class _Splitter:
         where = None
         distribution = None
         while stop < len(self._tokens) and self._is_own(stop, index):
-            behind = self._condition_end(stop + 1)
+            behind = self._clause_end(stop + 1)
             word = self._tokens[stop]
             if begins_where(self._tokens, stop) and where is None:
                 where = self._filled(stop, behind, "a condition")
@@ -461,36 +450,19 @@ class _Splitter:
         first = self._tokens[prompt]
         return not token.begins or (first.begins and token.indent > first.indent)
 
-    def _condition_end(self, index: int) -> int:
+    def _clause_end(self, index: int) -> int:
         """The end of an expression that begins here: its line end, unless it must continue."""
-        begin = index
-        while index < len(self._tokens):
-            token = self._tokens[index]
-            if token.depth == 0 and index > begin and self._ends_condition(index):
-                break
+        while index < len(self._tokens) and not self._ends_clause(index):
             index += 1
         return index
 
-    def _ends_condition(self, index: int) -> bool:
+    def _ends_clause(self, index: int) -> bool:
         token = self._tokens[index]
-        before = self._tokens[index - 1]
-        if token.is_op(";") or token.is_name("from", "where"):
-            return True
-        if begins_distribution(self._tokens, index):
-            return True
-        if not token.begins:
+        if token.depth:
             return False
-        return not _is_open(before) and token.text not in _GOES_ON
-
-    def _begins_statement(self, index: int) -> bool:
-        """Whether a line begins here that cannot continue a condition."""
-        token = self._tokens[index]
-        before = self._tokens[index - 1]
-        if not token.begins or token.depth or _is_open(before):
-            return False
-        if token.kind == STRING:
-            return before.kind != STRING
-        return token.kind == NAME and token.text not in OPERATOR_WORDS
+        if token.is_op(";") or self._is_clause(index):
+            return True
+        return token.begins and not _is_open(self._tokens[index - 1]) and token.text not in _GOES_ON
 
     def _made_distribution(self, index: int, behind: int) -> Distribution:
         """Parse `distribute NAME over values` up to a token. Raises BadProgram."""
