@@ -136,11 +136,6 @@ def read_line(text: str, *, is_talk: bool = False) -> Line:
     return Line(text[: found.start()].rstrip() or None, _read_parameters(found[0]))
 
 
-def read_parameter(key: str, text: str) -> object | None:
-    """A parameter's value; None takes it back. Raises BadInput."""
-    return _read(key, text)
-
-
 def call_of(prompt: Prompt, parameters: Mapping[str, object | None]) -> GenerateCall:
     """The request for a prompt under all parameters that hold. Raises BadInput."""
     given = {key: value for key, value in parameters.items() if value is not None}
@@ -171,7 +166,7 @@ def _read_parameters(text: str) -> dict[str, object | None]:
 
 
 def _read(key: str, text: str) -> object | None:
-    """The value behind a key; None takes it back."""
+    """The value behind a key; None takes it back. Raises BadInput."""
     is_quoted = re.fullmatch(_QUOTED, text) is not None
     value = _unquoted(text) if is_quoted else text
     shown = value if len(value) <= _MAX_SHOWN_LEN else value[:_MAX_SHOWN_LEN] + "..."
@@ -435,7 +430,7 @@ class Chat:
     async def _do_set(self, argument: str) -> None:
         key, _, value = argument.partition(" ")
         if key:
-            self._keep({key: read_parameter(key, value.strip())})
+            self._keep({key: _read(key, value.strip())})
         self._show_kept()
 
     async def _do_schema(self, name: str) -> None:

@@ -113,26 +113,23 @@ def _enter(within: RunSurroundings, request_log: RequestLog, trace: int) -> None
 
 def _result(trace: TraceEnd, request_log: RequestLog) -> Result[object]:
     requests = request_log.of_trace(trace.index)
+    is_chat = any(part.role is not None for part in trace.prompt_parts)
     return Result(
         prompt=text_of(trace.prompt_parts),
         spans=spans_of(trace.prompt_parts),
-        messages=() if _is_plain(trace) else messages_of(trace.prompt_parts),
+        messages=messages_of(trace.prompt_parts) if is_chat else (),
         variables=trace.variables,
         value=trace.value,
-        distributions=_distributions(trace),
+        distributions=MappingProxyType(
+            {
+                hole.name: hole.answer.choice
+                for hole in trace.finished
+                if hole.answer.choice is not None
+            }
+        ),
         logprob=trace.logprob,
         usage=total(requests),
         requests=requests,
-    )
-
-
-def _is_plain(trace: TraceEnd) -> bool:
-    return all(part.role is None for part in trace.prompt_parts)
-
-
-def _distributions(trace: TraceEnd) -> Mapping[str, Choice]:
-    return MappingProxyType(
-        {hole.name: hole.answer.choice for hole in trace.finished if hole.answer.choice is not None}
     )
 
 
@@ -251,12 +248,6 @@ class RunOptions(TypedDict, total=False):
     trace: str | Path
 
 
-def _check_decoder(given: object) -> None:
-    if not isinstance(given, Decoding | str | None):
-        what = "decoder must be argmax(), sample(n), beam(n) or the name of one"
-        raise TypeError(f"{what}. Given: {given!r}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """RunOptions, frozen."""
@@ -267,7 +258,10 @@ class Choices:
     trace: str | Path | None = None
 
     def __post_init__(self) -> None:
-        _check_decoder(self.decoder)
+        given: object = self.decoder
+        if not isinstance(given, Decoding | str | None):
+            what = "decoder must be argmax(), sample(n), beam(n) or the name of one"
+            raise TypeError(f"{what}. Given: {given!r}")
 
 
 _NOTHING = Choices()

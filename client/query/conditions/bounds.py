@@ -537,14 +537,11 @@ def _sums_compared(term: Compared, current: CurrentHole) -> Bounds:
     return exactly(measured(found.measure, relation, number, term.place))
 
 
-def _comparison(term: Compared, current: CurrentHole) -> Bounds:
+def _compared(term: Compared, current: CurrentHole) -> Bounds:
     """The bounds from a comparison. Raises BadCondition."""
     are_sums = any(isinstance(side, Calculated) for side in (term.left, term.right))
-    is_about = current.name in names_of(term)
-    return (_sums_compared if are_sums and is_about else _compared)(term, current)
-
-
-def _compared(term: Compared, current: CurrentHole) -> Bounds:
+    if are_sums and current.name in names_of(term):
+        return _sums_compared(term, current)
     left = _side(term.left, current)
     right = _side(term.right, current)
     _refuse_uncounted(left, term.place)
@@ -674,7 +671,7 @@ def bounds(term: Term, current: CurrentHole) -> Bounds:
             _refuse_stops((part,), "not", ("stops_at", "stops_before"))
             return negated(bounds(part, current))
         case Compared():
-            return _comparison(term, current)
+            return _compared(term, current)
         case Called() if current.name in names_of(term):
             return _condition(term, current)
         case Ref(name, place) if name == current.name:

@@ -144,7 +144,7 @@ def _greater(bound: Decimal) -> str:
     """Unsigned numerals further from zero."""
     whole, fraction = _digits(bound)
     longer = [f"0*[1-9][0-9]{{{len(whole)},}}"]
-    longer += (f"0*{larger}" + _any_digits(left) for larger, left in _larger(whole))
+    longer += (f"0*{larger}[0-9]{{{left}}}" for larger, left in _larger(whole))
     behind = [f"{fraction}[0-9]*[1-9][0-9]*"]
     behind += (f"{larger}[0-9]*" for larger, _ in _larger(fraction))
     return rf"(?:(?:{'|'.join(longer)})(?:\.[0-9]+)?|{_padded(whole)}\.(?:{'|'.join(behind)}))"
@@ -155,7 +155,3 @@ def _larger(digits: str) -> Iterable[tuple[str, int]]:
     for index, digit in enumerate(digits):
         if digit != "9":
             yield f"{digits[:index]}[{int(digit) + 1}-9]", len(digits) - index - 1
-
-
-def _any_digits(count: int) -> str:
-    return f"[0-9]{{{count}}}" if count else ""

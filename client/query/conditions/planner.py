@@ -106,9 +106,8 @@ def hole_request(
     name: str, kind: HoleKind, parts: Parts, stops: StopMode, refused: tuple[str, ...]
 ) -> HolePlan:
     """The plan that enforces all parts. Raises BadCondition, Unsatisfiable."""
-    num_tokens = min(map(_most_tokens, parts), default=None, key=_last_if_none)
-    if num_tokens is not None:
-        num_tokens = max(1, num_tokens)
+    bounds = [bound for part in parts if (bound := _most_tokens(part)) is not None]
+    num_tokens = max(1, min(bounds)) if bounds else None
     if kind.schema is not None:
         return _json(name, kind, parts, num_tokens, refused)
     if not refused and stops is StopMode.CUT and _only_truncates(parts):
@@ -138,10 +137,6 @@ def _most_tokens(part: where.Expression) -> int | None:
         case where.Compare(where.Measure.TOKENS, relation, bound) if relation in _UPPER:
             return bound - (relation is where.Relation.LT)
     return None
-
-
-def _last_if_none(bound: int | None) -> float:
-    return float("inf") if bound is None else bound
 
 
 def _is_upper(part: where.Expression) -> bool:

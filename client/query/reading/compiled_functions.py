@@ -84,6 +84,7 @@ from client.query.reading.nodes import (
     CALLS,
     CONTEXT,
     PLACED,
+    SCOPES,
     Nodes,
     arguments_of,
     check_is_free,
@@ -104,40 +105,41 @@ from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 # A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Expressions without effect: a string in one would be lost.
 _IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
 
 
 class Body:
-    """The statements of a program's preamble and body, and the prompts among them."""
+    """The statements of a program's preamble and body, and the prompts among them.
+
+    up_to_last_prompt: the statements up to the last prompt; behind it no condition is evaluated
+    """
 
     def __init__(self, nodes: Nodes, layout: Layout) -> None:
+        """Raises BadProgram, also for mistakes that Python would accept."""
         self._nodes = nodes
         self._text: Text = nodes.text
         self._strings = {_offset_of(prompt.span, self._text): prompt for prompt in layout.prompts}
         self.preamble, self.statements = statements_of(self._text, layout)
         self._prompts: dict[int, Prompt] = {}
-        for node in own_scope(self.statements):
-            if (found := self._string_at(node)) is not None:
-                offset, string = found
-                parts = template_parts(self._text, string.value)
-                self._prompts[offset] = prompt_of(string, parts)
+        for statement in self.preamble:
+            self._read(statement, is_own=True)
+        for prompt in self.prompts:
+            what = "a prompt in front of the decoder clause"
+            raise self._text.bad(what, prompt.span.start, prompt.span.end)
+        self.up_to_last_prompt: Sequence[ast.stmt] = ()
+        for index, statement in enumerate(self.statements):
+            num_before = len(self._prompts)
+            self._read(statement, is_own=True)
+            if len(self._prompts) > num_before:
+                self.up_to_last_prompt = self.statements[: index + 1]
         self.holes = frozenset(hole.name for prompt in self.prompts for hole in prompt.holes)
+        if layout.distribution is not None:
+            layout.distribution.check(self._text, sorted(self.holes), "the program")
 
     @property
     def prompts(self) -> Sequence[Prompt]:
         return tuple(self._prompts.values())
-
-    @property
-    def up_to_last_prompt(self) -> Sequence[ast.stmt]:
-        """The statements up to the last prompt; behind it no condition is evaluated."""
-        with_prompts = [
-            index
-            for index, statement in enumerate(self.statements)
-            if any(self._string_at(node) is not None for node in own_scope([statement]))
-        ]
-        return self.statements[: with_prompts[-1] + 1] if with_prompts else ()
 
     def found(self, node: ast.AST) -> Prompt | PromptText | None:
         """The prompt that a statement replaces; unparsed if in a function."""
@@ -151,42 +153,29 @@ class Body:
         string = self._strings.get(offset)
         return None if string is None else (offset, string)
 
+    def _read(self, node: ast.AST, *, is_own: bool) -> None:
+        """Read the prompts in a tree, and refuse mistakes. `is_own`: it is in no inner scope."""
+        match node:
+            case ast.Expr() if is_own and (found := self._string_at(node)) is not None:
+                offset, string = found
+                self._prompts[offset] = prompt_of(string, template_parts(self._text, string.value))
+            case ast.Expr() if is_own:
+                self._check_lost(node)
+            case ast.Yield() | ast.YieldFrom() if is_own:
+                raise self._bad("`yield` cannot stand in a program", node)
+            case ast.Name():
+                check_is_free(self._text, node)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._check_function(node)
+            case ast.ImportFrom(module="__future__"):
+                raise self._bad("`from __future__` in a program: put types in quotes instead", node)
+            case ast.alias(name="*"):
+                # Python's message would say that it is allowed in modules only, which misleads.
+                raise self._bad("`*` in a program: write the names that you import", node)
+        for child in ast.iter_child_nodes(node):
+            self._read(child, is_own=is_own and not isinstance(node, SCOPES))
+
     # Checks
-
-    def check(self, parameters: AbstractSet[str], layout: Layout) -> None:
-        """Raises BadProgram for mistakes that Python would accept."""
-        for prompt in self.prompts:
-            for hole in prompt.holes:
-                if hole.name in parameters:
-                    what = f"the hole {hole.name} has the name of a parameter"
-                    raise self._text.bad(what, hole.span.start, hole.span.end)
-        if layout.distribution is not None:
-            layout.distribution.check(self._text, sorted(self.holes), "the program")
-        for node in own_scope(self.preamble):
-            if isinstance(node, ast.Expr) and self._string_at(node) is not None:
-                raise self._bad("a prompt in front of the decoder clause", node)
-        whole = [*self.preamble, *self.statements]
-        for node in own_scope(whole):
-            self._check_own(node)
-        for node in ast.walk(ast.Module(whole, [])):
-            self._check_any(node)
-
-    def _check_own(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            raise self._bad("`yield` cannot stand in a program", node)
-        if isinstance(node, ast.Expr):
-            self._check_lost(node)
-
-    def _check_any(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Name):
-            check_is_free(self._text, node)
-        if isinstance(node, _FUNCTIONS):
-            self._check_function(node)
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            raise self._bad("`from __future__` in a program: put types in quotes instead", node)
-        if isinstance(node, ast.alias) and node.name == "*":
-            # Python's message would say that it is allowed in modules only, which misleads.
-            raise self._bad("`*` in a program: write the names that you import", node)
 
     def _check_lost(self, statement: ast.Expr) -> None:
         """Refuse a string with a hole in an unused expression: it was meant as a prompt."""
@@ -429,18 +418,15 @@ class _PythonProgram:
         self._layout = layout
         self._scope = scope
         self._body = Body(nodes, layout)
-        self._body.check(scope.parameters.parameters.keys(), layout)
         self.holes = self._body.holes
+        self._check_hole_names()
         self._preamble = self._body.preamble
         if scope.given is not None:
             self._refuse_globals([*self._preamble, *self._body.statements])
         clauses = WhereClauses(nodes, self.holes, self._own_names())
         conditions = self._conditions(clauses)
-        supports = {}
-        if layout.distribution is not None:
-            supports[layout.distribution.name] = layout.distribution
         rewriter = PromptRewriter(
-            nodes, clauses, self._body.prompts, conditions, supports, self._rebound()
+            nodes, clauses, self._body.prompts, conditions, layout.distribution, self._rebound()
         )
         prompts = PlacedPrompts(nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._preamble)
@@ -468,6 +454,12 @@ class _PythonProgram:
         parameters = arguments_of([CALLS, BUILD, *captured])
         make = ast.FunctionDef(MAKE, parameters, block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, self._whole())], [])
+
+    def _check_hole_names(self) -> None:
+        for hole in (hole for prompt in self._body.prompts for hole in prompt.holes):
+            if hole.name in self._scope.parameters.parameters:
+                what = f"the hole {hole.name} has the name of a parameter"
+                raise self._text.bad(what, hole.span.start, hole.span.end)
 
     def _rebound(self) -> AbstractSet[str]:
         """The holes whose variables the program's own code assigns, too."""

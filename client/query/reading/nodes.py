@@ -95,7 +95,7 @@ def tuple_of(elements: Sequence[ast.expr]) -> ast.Tuple:
     return ast.Tuple(list(elements), ast.Load())
 
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def names_used(node: ast.AST) -> dict[str, ast.Name]:
@@ -148,7 +148,7 @@ def _bindings(node: ast.AST) -> Iterator[str]:
             yield name
         case ast.MatchMapping(rest=str() as name):
             yield name
-    if not isinstance(node, _SCOPES):
+    if not isinstance(node, SCOPES):
         for child in ast.iter_child_nodes(node):
             yield from _bindings(child)
 
@@ -171,7 +171,7 @@ def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
     yield node
-    if not isinstance(node, _SCOPES):
+    if not isinstance(node, SCOPES):
         for child in ast.iter_child_nodes(node):
             yield from _nodes(child)
 

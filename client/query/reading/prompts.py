@@ -11,7 +11,7 @@ import ast
 import keyword
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -307,7 +307,7 @@ class PromptRewriter:
 
     prompts:       all prompts
     program_where: the program's own conditions, with their names in the body
-    supports:      the program's distributions, by hole
+    distribution:  the program's own
     rebound:       holes whose variables the program's own code assigns, too
     """
 
@@ -317,14 +317,14 @@ class PromptRewriter:
         clauses: WhereClauses,
         prompts: Sequence[Prompt],
         program_where: Sequence[tuple[str, Conjunct]],
-        supports: Mapping[str, Distribution],
+        distribution: Distribution | None,
         rebound: AbstractSet[str],
     ) -> None:
         self._nodes = nodes
         self._text: Text = nodes.text
         self._clauses = clauses
         self._program_where = program_where
-        self._supports = supports
+        self._distribution = distribution
         self._rebound = rebound
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
 
@@ -463,24 +463,14 @@ class PromptRewriter:
         return self._nodes.call("decorator", self._nodes.span(function), function)
 
     def _support(self, tag: HoleTag, prompt: Prompt) -> ast.expr:
-        distribution = self._distribution(tag, prompt)
-        return ast.Constant(None) if distribution is None else self.support(distribution)
-
-    def _distribution(self, tag: HoleTag, prompt: Prompt) -> Distribution | None:
-        own = prompt.distribution
-        if own is not None and own.name == tag.name:
-            return own
-        return self._supports.get(tag.name)
-
-    def support(self, distribution: Distribution) -> ast.expr:
-        """The values of a distribution."""
-        name = ast.Constant(distribution.name)
-        values = self._values(distribution)
-        return self._nodes.call("support", distribution.values, name, values)
-
-    def _values(self, distribution: Distribution) -> ast.expr:
-        what = f"the values of {distribution.name}"
-        return expression(self._text, self._text.slice(distribution.values), what)
+        """The values of its distribution, its prompt's own or the program's."""
+        for distribution in (prompt.distribution, self._distribution):
+            if distribution is not None and distribution.name == tag.name:
+                span = distribution.values
+                what = f"the values of {tag.name}"
+                values = expression(self._text, self._text.slice(span), what)
+                return self._nodes.call("support", span, ast.Constant(tag.name), values)
+        return ast.Constant(None)
 
     def _place(self, span: SourceSpan) -> ast.expr:
         return plain_call(CALLS, "place", [self._nodes.number(span)])

@@ -265,9 +265,12 @@ def literal_of(text: Text, tokens: tuple[Token, ...]) -> Fragment:
     for token in tokens:
         content = content_of(token)
         body = text.text[content.start : content.stop]
-        if len(_quotes_of(token)) == 1:
-            _require_one_line(text, body, content.start)
-        if "r" in prefix_of(token):
+        prefix, quotes = _opening(token).groups()
+        one_line = _ONE_LINE.match(body)
+        if len(quotes) == 1 and one_line is not None and one_line.end() < len(body):
+            # Before 3.12 Python's tokens include line ends behind an escaped backslash.
+            raise text.bad("the string does not end on its line", content.start + one_line.end())
+        if "r" in prefix.lower():
             chars.extend(body)
             offsets.extend(content)
         else:
@@ -276,32 +279,17 @@ def literal_of(text: Text, tokens: tuple[Token, ...]) -> Fragment:
     return Fragment("".join(chars), offsets)
 
 
-def prefix_of(token: Token) -> str:
-    """The prefix before the quotes, in lower case."""
+def _opening(token: Token) -> re.Match[str]:
+    """The prefix of a literal, and its quotes."""
     match = _LITERAL.match(token.text)
     assert match is not None
-    return match[1].lower()
+    return match
 
 
 def content_of(token: Token) -> range:
     """The offsets between the quotes."""
-    match = _LITERAL.match(token.text)
-    assert match is not None
-    return range(token.start + match.end(), token.end - len(match[2]))
-
-
-def _quotes_of(token: Token) -> str:
-    match = _LITERAL.match(token.text)
-    assert match is not None
-    return match[2]
-
-
-def _require_one_line(text: Text, body: str, start: int) -> None:
-    """Refuse line ends: before 3.12 Python's tokens include them behind an escaped backslash."""
-    match = _ONE_LINE.match(body)
-    assert match is not None
-    if match.end() < len(body):
-        raise text.bad("the string does not end on its line", start + match.end())
+    opening = _opening(token)
+    return range(token.start + opening.end(), token.end - len(opening[2]))
 
 
 def is_prompt_literal(token: Token) -> bool:

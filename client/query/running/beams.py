@@ -77,10 +77,6 @@ async def advance(branch: Branch, text: str, sender: RequestSender) -> AnyBranch
     return await branch_after(trace, sender, branch.state.logprob, branch.state.num_tokens)
 
 
-def distinct_holes(branches: Sequence[Branch]) -> list[AtHole]:
-    return list({id(branch.at): branch.at for branch in branches}.values())
-
-
 def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
     """The hole as a BeamHole, from its start."""
     call = at.call
@@ -174,7 +170,7 @@ class _Search:
 
     async def _go_on(self) -> None:
         """Send one request and process its answer."""
-        ats = distinct_holes(self._active)
+        ats = [*{id(branch.at): branch.at for branch in self._active}.values()]
         answer, failures = await self._sender.search(ats, self._call(ats))
         for failure in failures:
             self._failure = failure

@@ -582,7 +582,7 @@ CLAUSES = [
     ('from "m"\nfrom "n"\nargmax "x"', "a second `from` of the program", "from"),
     ('argmax "x" from "m"\n"more"', "behind the program's clauses comes no further", '"more"'),
     ('argmax\n  "x"\nsample\n  "y"', "a second decoder clause, `sample`", "sample"),
-    ('"a"\nargmax\n  "x"', "a prompt in front of the decoder clause", '"'),
+    ('"a"\nargmax\n  "x"', "a prompt in front of the decoder clause", '"a"'),
     ('argmax(n=)\n  "x"', "in the decoder clause: invalid syntax", ")"),
     ("argmax(n=1, n=2)\n 'x'", "keyword argument repeated", "n"),
     ("for i in x:\n    '[X]'\n    where X", "stands no further right than its first", "where"),
