@@ -1,13 +1,13 @@
 """A parsed program: made by `reading/`, run by `running/`. Frozen.
 
-A program's body is an async function that gets a Context and calls it for every part of its
+A program's body is an async function that gets a CallContext and calls it for every part of its
 prompts. It is run again, with the known answers, whenever a trace forks or backtracks.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from client.query.conditions.terms import Term
 from client.query.errors import Place, Source
@@ -42,27 +42,6 @@ class Hole:
     conditions: tuple[Condition, ...] = ()
     support: tuple[str, ...] | None = None
     is_last: bool = False
-
-
-class Context(Protocol):
-    """The interface for a body, one for each run. Programs may use it as `context`."""
-
-    @property
-    def prompt(self) -> str:
-        """The prompt up to here."""
-        ...
-
-    def say(self, text: str, place: Place) -> None:
-        """Append text to the prompt, with recalled values. Needs no request."""
-        ...
-
-    def role(self, name: str, place: Place) -> None:
-        """`{:name}`: begin a turn of system, user or assistant."""
-        ...
-
-    async def hole(self, hole: Hole) -> Any:
-        """Fill a hole; returns the value of its variable."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

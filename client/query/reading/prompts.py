@@ -3,7 +3,7 @@
 "Q: {question!r:>9} {:assistant} [@trim ANSWER: int]"
  Words  Recall      RoleTag      HoleTag
 
-"Q: {x} [@f Y: int]" where c    ->    context.say(f"Q: {x} ", 0)
+"Q: {x} [@f Y: int]" where c    ->    context.say(f"Q: {x} ")
                                       Y = await context.hole(Hole("Y", int, f, lambda: c))
 """
 
@@ -375,7 +375,7 @@ class PromptRewriter:
         if not said:
             return []
         span = SourceSpan(said[0].span.start, said[-1].span.end)
-        call = plain_call(CONTEXT, "say", [self._joined(said), self._place(span)])
+        call = plain_call(CONTEXT, "say", [self._joined(said)])
         return [self._nodes.at(ast.Expr(call), span)]
 
     def _joined(self, parts: Sequence[FixedText | Recall]) -> ast.expr:
@@ -422,7 +422,8 @@ class PromptRewriter:
             raise
 
     def _role(self, tag: RoleTag) -> ast.stmt:
-        call = plain_call(CONTEXT, "role", [ast.Constant(tag.name), self._place(tag.span)])
+        place = plain_call(CALLS, "place", [self._nodes.number(tag.span)])
+        call = plain_call(CONTEXT, "role", [ast.Constant(tag.name), place])
         return self._nodes.at(ast.Expr(call), tag.span)
 
     # Holes
@@ -471,9 +472,6 @@ class PromptRewriter:
                 values = expression(self._text, self._text.slice(span), what)
                 return self._nodes.call("support", span, ast.Constant(tag.name), values)
         return ast.Constant(None)
-
-    def _place(self, span: SourceSpan) -> ast.expr:
-        return plain_call(CALLS, "place", [self._nodes.number(span)])
 
     def _bad(self, message: str, span: SourceSpan) -> BadProgram:
         return self._text.bad(message, span.start, span.end)

@@ -11,10 +11,10 @@ Raises ValueError with the option, its value and the rule.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 from client.calls import MAX_PENALTY
 from client.query import errors
@@ -23,18 +23,11 @@ from client.query.errors import BadProgram, Source
 from client.query.program import DecoderClause
 from client.query.running.backtracking import IndependentTraces
 from client.query.running.beams import Beam
-from client.query.running.decoding import Options, TraceEnd
-from client.query.running.request_sender import RequestSender
-from client.query.running.traces import Start
+from client.query.running.decoding import Options
 from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling, SamplingOptions
 
-
-class Decoder(Protocol):
-    """A decoding algorithm. Frozen; has no state between runs."""
-
-    async def decode(self, start: Start, sender: RequestSender) -> Sequence[TraceEnd]:
-        """One or more traces, best first if they are ranked."""
-        ...
+# A decoding algorithm. Frozen; has no state between runs.
+Decoder: TypeAlias = IndependentTraces | Beam
 
 
 class OptionIgnored(UserWarning):

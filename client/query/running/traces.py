@@ -193,7 +193,10 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class CallContext:
-    """Owner of the values of one call's holes, and of the checks deferred to later holes."""
+    """Owner of the values of one call's holes, and of the checks deferred to later holes.
+
+    Programs may use it as `context`.
+    """
 
     def __init__(
         self,
@@ -214,12 +217,15 @@ class CallContext:
 
     @property
     def prompt(self) -> str:
+        """The prompt up to here."""
         return text_of(self._run.transcript.prompt_parts)
 
-    def say(self, text: str, place: Place) -> None:
+    def say(self, text: str) -> None:
+        """Append text to the prompt, with recalled values."""
         self._run.transcript.say(text)
 
     def role(self, name: str, place: Place) -> None:
+        """`{:name}`: begin a turn."""
         transcript = self._run.transcript
         source = self._source
         if name not in ROLES:
@@ -231,6 +237,7 @@ class CallContext:
         transcript.turn(name)
 
     async def hole(self, hole: Hole) -> Any:
+        """Fill a hole; returns the value of its variable."""
         await self._run.on_hole()
         if isinstance(hole.kind, Subquery):
             return await self._nested(hole, hole.kind)

@@ -21,20 +21,16 @@ class Recorder:
         self._answers = {name: list(values) for name, values in answers.items()}
         self.record: list[str] = []
         self.holes: list[Hole] = []
-        self.places: list[Place] = []
 
-    def say(self, text: str, place: Place) -> None:
+    def say(self, text: str) -> None:
         self.record.append(text)
-        self.places.append(place)
 
     def role(self, name: str, place: Place) -> None:
         self.record.append(f"{{:{name}}}")
-        self.places.append(place)
 
     async def hole(self, hole: Hole) -> Any:
         self.record.append(_shown(hole))
         self.holes.append(hole)
-        self.places.append(hole.place)
         left = self._answers.get(hole.name)
         if not left:
             return "a"
