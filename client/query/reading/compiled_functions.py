@@ -793,11 +793,13 @@ def _bound(
 
 
 def _compiled(text: Text, module: ast.Module, filename: str) -> types.CodeType:
+    num_above = text.source.first_line - 1
     # A node may occur at several holes; each is moved once.
-    moved = {id(node): node for node in ast.walk(module) if isinstance(node, PLACED)}
+    moved = {id(node): node for node in ast.walk(module) if num_above and hasattr(node, "lineno")}
     for node in moved.values():
-        node.lineno += text.source.first_line - 1
-        node.end_lineno = (node.end_lineno or node.lineno) + text.source.first_line - 1
+        assert isinstance(node, PLACED)
+        node.lineno += num_above
+        node.end_lineno = (node.end_lineno or node.lineno) + num_above
     try:
         code: types.CodeType = compile(module, filename, "exec", dont_inherit=True)
     except SyntaxError as error:

@@ -135,6 +135,13 @@ def names_bound(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _bindings(node: ast.AST) -> Iterator[str]:
+    yield from _bound_by(node)
+    if not isinstance(node, SCOPES):
+        for child in ast.iter_child_nodes(node):
+            yield from _bindings(child)
+
+
+def _bound_by(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             yield node.name
@@ -148,19 +155,13 @@ def _bindings(node: ast.AST) -> Iterator[str]:
             yield name
         case ast.MatchMapping(rest=str() as name):
             yield name
-    if not isinstance(node, SCOPES):
-        for child in ast.iter_child_nodes(node):
-            yield from _bindings(child)
 
 
 def names_bound_anywhere(statements: Iterable[ast.stmt]) -> set[str]:
     """Names that statements bind in their own scope, or in nested functions and classes."""
-    found: set[str] = set()
-    for node in (each for statement in statements for each in ast.walk(statement)):
-        found.update(_bindings(node))
-        if isinstance(node, ast.Global):
-            found.update(node.names)
-    return found
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    declared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    return declared.union(*map(_bound_by, nodes))
 
 
 def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
