@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def served() -> Iterator[Served]:
     """The bundled model, served in float32 so that references can be computed elsewhere."""
     # Constraints may take their time on a machine that runs two environments.
-    patience = ("--constraint-timeout", "20")
+    patience = ("--constraint-timeout", "60")
     with launched("--dtype", "float32", "--max-client-batch-size", "8", *patience) as served:
         yield served
 

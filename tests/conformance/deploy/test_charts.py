@@ -351,8 +351,7 @@ def launched_words(container: dict[str, Any], placed: dict[str, str]) -> list[st
 @pytest.mark.parametrize(
     ("gpus", "nodes", "phrases"),
     [
-        (1, 1, ("for 1 shard", "64 at once")),
-        (2, 1, ("for 2 shards",)),
+        (2, 1, ("for 2 shards", "64 at once")),
         (1, 2, ("for 2 shards",)),
     ],
 )

@@ -63,7 +63,7 @@ def prometheus(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iter
     is_over = threading.Event()
 
     def load() -> None:
-        while not is_over.is_set():
+        while not is_over.wait(0.1):
             generate(served)
 
     loading = threading.Thread(target=load)
