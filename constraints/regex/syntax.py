@@ -170,8 +170,9 @@ def choice(options: Iterable[Pattern]) -> Pattern:
 
 
 def has_looks(pattern: Pattern) -> bool:
-    """Whether there is anything in it that the engine cannot follow, but for anchors."""
-    return isinstance(pattern, Look | WordBoundary) or any(map(has_looks, children(pattern)))
+    """Whether there is anything in it that the engine cannot follow."""
+    is_look = isinstance(pattern, Look | WordBoundary | Anchor)
+    return is_look or any(map(has_looks, children(pattern)))
 
 
 def written_set(chars: Chars) -> str:

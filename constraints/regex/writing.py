@@ -9,7 +9,7 @@ In the pattern of a JSON string the engine takes a set with all control characte
 escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from constraints.engine import HEADER
@@ -80,8 +80,6 @@ def _without_nul(chars: Pattern) -> Pattern:
 
 
 _ANY_TEXT = Repeat(ANY, 0, None)
-# The anchored and the unanchored alternatives of a pattern at one edge; None: there are none.
-_Split = tuple[Pattern | None, Pattern | None]
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ ")
 
 
@@ -105,17 +103,10 @@ def translate(pattern: str) -> str:
     return _written_without_anchors(matching(pattern), pattern)
 
 
-def matching(pattern: str) -> Pattern | None:
-    """A pattern of the texts that Python's pattern matches as a whole. None: there are none.
-
-    Raises Malformed, NotEnforced.
-    """
-    whole = [
-        part
-        for _, each in _held(_split(parse(pattern, Dialect.PYTHON), is_start=True))
-        for _, part in _held(_split(each, is_start=False))
-    ]
-    return _choice(whole)
+def matching(pattern: str) -> Pattern:
+    """A pattern of the texts that Python's pattern matches as a whole. Raises Malformed."""
+    options = _options(parse(pattern, Dialect.PYTHON))
+    return choice(_without_edges(option)[2] for option in options)
 
 
 def translate_terminal(pattern: str) -> str:
@@ -132,7 +123,7 @@ def translate_search(pattern: str) -> str:
     For use in a schema. Raises Malformed, NotEnforced.
     """
     whole = [without_misread_sets(each) for each in _searched(pattern)]
-    return _written_without_anchors(_choice(whole), pattern)
+    return _written_without_anchors(choice(whole) if whole else None, pattern)
 
 
 def search_grammar(pattern: str) -> str:
@@ -146,85 +137,67 @@ def searching(pattern: str) -> Pattern | None:
 
     Raises Malformed, NotEnforced.
     """
-    return _choice(_searched(pattern))
+    whole = _searched(pattern)
+    return choice(whole) if whole else None
 
 
 def _searched(pattern: str) -> list[Pattern]:
-    parsed = parse(pattern, Dialect.ECMA)
-    if has_looks(parsed):
-        try:
-            found = without_look_around(parsed)
-        except (OutOfReach, NotEnforced):
-            _refuse(parsed, pattern, anchors=False)
-            raise
-        return [] if found is None else [found]
     whole: list[Pattern] = []
-    for is_started, each in _held(_split(parsed, is_start=True)):
-        for is_ended, part in _held(_split(each, is_start=False)):
-            before = () if is_started else (_ANY_TEXT,)
-            after = () if is_ended else (_ANY_TEXT,)
-            whole.append(concat((*before, part, *after)))
+    for option in _options(parse(pattern, Dialect.ECMA)):
+        is_started, is_ended, inner = _without_edges(option)
+        before = () if is_started else (_ANY_TEXT,)
+        after = () if is_ended else (_ANY_TEXT,)
+        found: Pattern | None = concat((*before, inner, *after))
+        if has_looks(inner):
+            try:
+                found = without_look_around(option)
+            except (OutOfReach, NotEnforced):
+                _refuse(inner, pattern, anchors=False)
+                _refuse(inner, pattern)
+                raise
+        if found is not None:
+            whole.append(found)
     return whole
 
 
-def _held(split: _Split) -> list[tuple[bool, Pattern]]:
-    """The alternatives of a split, each with whether it is anchored to the edge."""
-    return [(not index, part) for index, part in enumerate(split) if part is not None]
-
-
-def _split(pattern: Pattern, *, is_start: bool) -> _Split:
-    """The alternatives that are anchored to this edge, and those that are not."""
+def _options(pattern: Pattern) -> Iterator[Pattern]:
+    """Patterns of which one matches, with their anchors at the edges, as far as that is easy."""
     match pattern:
-        case Anchor() if pattern.is_start == is_start:
-            return EMPTY, None
         case Choice(options):
-            splits = [_split(option, is_start=is_start) for option in options]
-            return (
-                _choice([anchored for anchored, _ in splits if anchored is not None]),
-                _choice([free for _, free in splits if free is not None]),
-            )
+            for option in options:
+                yield from _options(option)
         case Repeat(part, 0, 1) if _has_anchor(part):
-            anchored, free = _split(part, is_start=is_start)
-            return anchored, EMPTY if free is None else _choice([free, EMPTY])
-        case Concat(parts) if parts:
-            return _split_concat(parts, is_start=is_start)
+            yield from _options(Choice((part, EMPTY)))
+        case Concat(parts):
+            flat = _flat(parts)
+            for at in (0, len(flat) - 1):
+                inner = tuple(_options(flat[at])) if _has_anchor(flat[at]) else ()
+                if len(inner) > 1:
+                    for option in inner:
+                        yield from _options(concat((*flat[:at], option, *flat[at + 1 :])))
+                    return
+            yield concat(flat)
         case _:
-            return None, pattern
+            yield pattern
 
 
-def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
-    ordered = parts if is_start else parts[::-1]
-    num_held = next(
-        (
-            index
-            for index, part in enumerate(ordered)
-            if not isinstance(part, Anchor) or part.is_start != is_start
-        ),
-        len(parts),
-    )
-    if num_held:
-        inner = parts[num_held:] if is_start else parts[: len(parts) - num_held]
-        held, loose = _split(concat(inner), is_start=is_start)
-        return _choice([each for each in (held, loose) if each is not None]), None
-    edge, rest = (parts[0], parts[1:]) if is_start else (parts[-1], parts[:-1])
-    join: Callable[[Pattern, Pattern], Pattern] = (
-        (lambda one, other: concat((one, other)))
-        if is_start
-        else (lambda one, other: concat((other, one)))
-    )
-    anchored, free = _split(edge, is_start=is_start)
-    others = concat(rest)
-    if anchored is None:
-        return None, None if free is None else join(free, others)
-    if isinstance(anchored, Empty) and free is None:
-        # `^^a`, `^(?:^a)`: the next part is at the edge, too, and anchored already.
-        started, loose = _split(others, is_start=is_start)
-        return _choice([each for each in (started, loose) if each is not None]), None
-    return join(anchored, others), None if free is None else join(free, others)
+def _flat(parts: Iterable[Pattern]) -> list[Pattern]:
+    """The parts, and those of the sequences among them."""
+    flat: list[Pattern] = []
+    for part in parts:
+        flat += _flat(part.parts) if isinstance(part, Concat) else [part]
+    return flat
 
 
-def _choice(options: list[Pattern]) -> Pattern | None:
-    return choice(options) if options else None
+def _without_edges(pattern: Pattern) -> tuple[bool, bool, Pattern]:
+    """Whether it is anchored to the start, and to the end, and what is between."""
+    parts = list(pattern.parts) if isinstance(pattern, Concat) else [pattern]
+    first, last = 0, len(parts)
+    while first < last and isinstance(each := parts[first], Anchor) and each.is_start:
+        first += 1
+    while first < last and isinstance(each := parts[last - 1], Anchor) and not each.is_start:
+        last -= 1
+    return first > 0, last < len(parts), concat(parts[first:last])
 
 
 def _has_anchor(pattern: Pattern) -> bool:
