@@ -351,7 +351,8 @@ def launched_words(container: dict[str, Any], placed: dict[str, str]) -> list[st
 @pytest.mark.parametrize(
     ("gpus", "nodes", "phrases"),
     [
-        (2, 1, ("for 2 shards", "64 at once")),
+        (1, 1, ("for 1 shard", "64 at once")),
+        (2, 1, ("for 2 shards",)),
         (1, 2, ("for 2 shards",)),
     ],
 )
