@@ -4,7 +4,7 @@
 
 No family is known here. What the decoder is handed there are the rows, where their tokens stand in
 its rotary positions, and rows that it adds behind its first layers. A class that hands it anything
-else is not served with images: see `Facts.unserved`.
+else is not served with images.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,16 +63,12 @@ class Sight:
 class Facts:
     """What is the same of all images of a model.
 
-    num_deep:   layers behind which rows are added
     is_turned:  its tokens have three rotary positions
     sees_ahead: tokens of an image attend to later ones of it
-    unserved:   what else its decoder is handed
     """
 
-    num_deep: int
     is_turned: bool
     sees_ahead: bool
-    unserved: tuple[str, ...]
 
 
 class Blind(Exception):
@@ -140,23 +136,18 @@ class Eyes:
             # What is embedded of text is not looked at.
             embedding.forward = lambda token_ids: blank.expand(*token_ids.shape, -1).clone()
 
-    def facts(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Facts:
-        """As an image shows them. Raises as `look`."""
-        named = self._shown(span_ids, tensors)
-        return Facts(
-            num_deep=len(named.get(DEEP) or ()),
-            is_turned=_layout(named, len(span_ids)).turns is not None,
-            sees_ahead=_key_ends(named, len(span_ids)) is not None,
-            unserved=tuple(name for name in named.keys() - _KNOWN if _matters(named[name])),
-        )
-
     def look(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Sight:
         """span_ids [span_len] int64; tensors: what the class takes of this one image.
 
-        Raises ImageRefused for what its class does not take, and torch.OutOfMemoryError or
-        MemoryError.
+        Raises ImageRefused for what its class does not take, or a decoder beyond what is known
+        here, and torch.OutOfMemoryError or MemoryError.
         """
-        named = self._shown(span_ids, tensors)
+        if not any(tensor.is_floating_point() for tensor in tensors.values()):
+            raise ImageRefused("its tensors are integers alone: nothing shows the image")
+        named = self._handed(span_ids, tensors)
+        others = sorted(name for name in named.keys() - _KNOWN if _matters(named[name]))
+        if others:
+            raise ImageRefused(f"its decoder is handed {', '.join(others)}, too")
         places = (span_ids == self.image_token_id).nonzero()[:, 0]
         embedded = named[EMBEDDED][0].index_select(0, places.to(self._device))
         rows = torch.stack([embedded * self._row_scale, *(named.get(DEEP) or ())])
@@ -167,11 +158,6 @@ class Eyes:
         """Of an image's tensors of integers. Raises as `look`."""
         integers = {name: each for name, each in tensors.items() if not each.is_floating_point()}
         return _layout(self._handed(span_ids, integers), len(span_ids))
-
-    def _shown(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        if not any(tensor.is_floating_point() for tensor in tensors.values()):
-            raise ImageRefused("its tensors are integers alone: nothing shows the image")
-        return self._handed(span_ids, tensors)
 
     @torch.inference_mode()
     def _handed(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Gallery:
         sight = self._seen(image.digest)
         if sight is None:
             sight = self._eyes.look(torch.tensor(span_ids), tensors_of(image))
-            self._keep(image.digest, sight)
+            self.keep(image.digest, sight)
         return sight
 
     def layout(self, image: Image, span_ids: Sequence[int]) -> Layout:
@@ -73,7 +73,8 @@ class Gallery:
                 self._sights.move_to_end(digest)
             return sight
 
-    def _keep(self, digest: bytes, sight: Sight) -> None:
+    def keep(self, digest: bytes, sight: Sight) -> None:
+        """What was seen of an image."""
         with self._lock:
             if digest not in self._sights:
                 self._num_bytes += sight.rows.nbytes

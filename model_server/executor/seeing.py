@@ -49,20 +49,23 @@ _KINDS = "token_type_ids"
 class _Proof(NamedTuple):
     """A prompt with an image, and what transformers makes of it.
 
-    eyes_model: what looks at images for the model; see Eyes for is_apart and row_scale
+    eyes_model: what looks at images for the model
     expected:   logits [num_tokens, vocab_size] in the dtype of the weights; None: not known
-    axes:       of each table of a recipe, by which of three positions each angle turns
+    row_scale:  see Eyes
     """
 
     model: HfModel
     eyes_model: HfModel
-    is_apart: bool
-    facts: Facts
+    recipe: Recipe | None
     token_ids: Tensor
     image: Image
     expected: Tensor | None
-    axes: Sequence[npt.NDArray[np.int64]]
     row_scale: float
+
+    @property
+    def is_apart(self) -> bool:
+        """See Eyes."""
+        return self.recipe is not None or self.eyes_model is not self.model
 
 
 class Seeing:
@@ -154,25 +157,7 @@ class Seeing:
         if proof is None or self._image_token_id is None:
             return
         try:
-            if proof.is_apart:
-                # What was packed is elsewhere.
-                proof.eyes_model.module.to(device)
-            eyes = Eyes(
-                proof.eyes_model,
-                self._image_token_id,
-                row_scale=proof.row_scale,
-                is_apart=proof.is_apart,
-            )
-            if isinstance(executor, DenseCpu | DenseCuda):
-                executor.turn_by(proof.axes)
-            if proof.expected is None:
-                image = proof.image
-                span_ids = proof.token_ids[image.start : image.stop].cpu()
-                eyes.look(span_ids, tensors_of(image))
-            else:
-                max_error = max_error or MAX_ERRORS[proof.expected.dtype]
-                _require_near(executor, eyes, proof, proof.expected, max_error)
-            self.sight = ModelSight(eyes, proof.facts, self._folder, self._trust_remote_code)
+            self.sight = self._sight(proof, executor, device, max_error)
         except Blind as reason:
             self.be_blind(str(reason))
         # Text is served all the same, however the classes of other people fail.
@@ -180,6 +165,45 @@ class Seeing:
             self.be_blind(f"with an image it fails: {type(error).__name__}: {error}")
         if self.sight is None:
             leave_out(proof.model.module, self._left_out)
+
+    def _sight(
+        self, proof: _Proof, executor: Executor, device: torch.device, max_error: float | None
+    ) -> ModelSight:
+        """Raises Blind, and whatever a class of other people raises."""
+        assert self._image_token_id is not None
+        module = proof.eyes_model.module
+        if proof.is_apart:
+            # What was packed is elsewhere.
+            module.to(device)
+        eyes = Eyes(
+            proof.eyes_model,
+            self._image_token_id,
+            row_scale=proof.row_scale,
+            is_apart=proof.is_apart,
+        )
+        image = proof.image
+        span_ids = proof.token_ids[image.start : image.stop].cpu()
+        try:
+            sight = eyes.look(span_ids, tensors_of(image))
+        except ImageRefused as error:
+            raise _not_seen(error) from error
+        facts = Facts(
+            is_turned=sight.layout.turns is not None, sees_ahead=sight.key_ends is not None
+        )
+        if facts.is_turned and isinstance(executor, DenseCpu | DenseCuda):
+            assert proof.recipe is not None
+            executor.turn_by(
+                [
+                    _axes(module.get_submodule(each.module), each.arguments, each.layout, device)
+                    for each in proof.recipe.rotary
+                ]
+            )
+        if proof.expected is not None:
+            gallery = Gallery(eyes)
+            gallery.keep(image.digest, sight)
+            max_error = max_error or MAX_ERRORS[proof.expected.dtype]
+            _require_near(executor, gallery, facts, proof, proof.expected, max_error)
+        return ModelSight(eyes, facts, self._folder, self._trust_remote_code)
 
     def be_blind(self, reason: str) -> None:
         """It does not see, for this reason."""
@@ -221,25 +245,10 @@ def _proof(
     behind = torch.tensor([next(text) for _ in range(_NUM_BEHIND)])
     device = next(model.module.parameters()).device
     token_ids = torch.cat((before, span_ids, behind)).to(device)
+    row_scale = 1.0 if recipe is None else _row_scale(model, recipe, token_ids[:1])
     # Where ranks compute one class together, none of them may call it alone.
-    is_apart = recipe is not None or not is_divided
-    eyes_model = beside(model) if recipe is None and is_apart else model
-    try:
-        facts = Eyes(eyes_model, image_token_id).facts(span_ids, tensors_of(image))
-    except ImageRefused as error:
-        raise _not_taken(error) from error
-    if facts.unserved:
-        raise Blind(f"its decoder is handed {', '.join(sorted(facts.unserved))}, too")
-    axes: list[npt.NDArray[np.int64]] = []
-    row_scale = 1.0
-    if recipe is not None:
-        row_scale = _row_scale(model, recipe, token_ids[:1])
-        if facts.is_turned:
-            axes = [
-                _axes(model.module.get_submodule(each.module), each.arguments, each.layout, device)
-                for each in recipe.rotary
-            ]
-    return _Proof(model, eyes_model, is_apart, facts, token_ids, image, None, axes, row_scale)
+    eyes_model = beside(model) if recipe is None and not is_divided else model
+    return _Proof(model, eyes_model, recipe, token_ids, image, None, row_scale)
 
 
 def _expected(model: HfModel, proof: _Proof, native: Tensor | None) -> Tensor:
@@ -248,12 +257,12 @@ def _expected(model: HfModel, proof: _Proof, native: Tensor | None) -> Tensor:
         try:
             native = _native_logits(model, proof.token_ids, tensors_of(proof.image))
         except ImageRefused as error:
-            raise _not_taken(error) from error
+            raise _not_seen(error) from error
     return native.to(proof.token_ids.device)
 
 
-def _not_taken(error: ImageRefused) -> Blind:
-    return Blind(f"its class does not take what its processor makes: {error}")
+def _not_seen(error: ImageRefused) -> Blind:
+    return Blind(f"an image of noise is not seen: {error}")
 
 
 def _tensors(noise: ProcessedImage) -> dict[str, ImageTensor]:
@@ -327,13 +336,18 @@ def _axes(
 
 
 def _require_near(
-    executor: Executor, eyes: Eyes, proof: _Proof, expected: Tensor, max_error: float
+    executor: Executor,
+    gallery: Gallery,
+    facts: Facts,
+    proof: _Proof,
+    expected: Tensor,
+    max_error: float,
 ) -> None:
     """Raises Blind."""
-    images = SequenceImages((proof.image,), proof.token_ids.tolist(), proof.facts.is_turned)
-    images.see(0, len(proof.token_ids), Gallery(eyes))
+    images = SequenceImages((proof.image,), proof.token_ids.tolist(), facts.is_turned)
+    images.see(0, len(proof.token_ids), gallery)
     # Its first tokens are computed alone, unless they attend to what follows.
-    cut = 0 if proof.facts.sees_ahead else proof.image.span_len // 2
+    cut = 0 if facts.sees_ahead else proof.image.span_len // 2
     lens = [_NUM_BEFORE - 2, 2 + cut, proof.image.span_len - cut + 1, _NUM_BEHIND - 2, 1]
     actual = logits_in_chunks(executor, proof.token_ids, lens, images)
     error = relative_error(actual, expected)

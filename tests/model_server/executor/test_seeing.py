@@ -398,7 +398,7 @@ def test_a_decoder_that_scales_what_it_is_handed_is_found(
     ("noise", "reason"),
     [
         (ProcessedImage((3, 4), {}), f"its processor writes no image_token_id, {IMAGE_ID}"),
-        (ProcessedImage((IMAGE_ID,), {}), "its class does not take what its processor makes"),
+        (ProcessedImage((IMAGE_ID,), {}), "an image of noise is not seen"),
     ],
 )
 def test_what_its_processor_makes_and_its_class_does_not_take_is_told(
