@@ -151,6 +151,9 @@ class Dictionary(frozenset[str]):
     def __len__(self) -> int:
         return 1_000_000
 
+    def __repr__(self) -> str:
+        return "WORDS"
+
     def __iter__(self) -> Iterator[str]:
         raise AssertionError("all of it is read")
 

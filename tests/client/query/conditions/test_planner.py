@@ -81,7 +81,7 @@ def test_is_refused_with_its_place(clause: str, told: str, columns: tuple[int, i
     error = refusal(clause)
 
     assert told in str(error)
-    assert error.place == Place(1, columns[0], 1, columns[1])
+    assert error.place == Place(3, columns[0], 3, columns[1])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_function_that_raises_fails_the_program_at_its_place() -> None:
     with pytest.raises(ProgramFailed) as caught:
         evaluate(term("len(X) < 9 and X.index('b') < 2"), {"X": "a"})
     assert "`X.index('b')` raised ValueError: substring not found" in str(caught.value)
-    assert caught.value.place == Place(1, 16, 1, 28)
+    assert caught.value.place == Place(3, 16, 3, 28)
     assert isinstance(caught.value.__cause__, ValueError)
 
 
