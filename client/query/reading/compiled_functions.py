@@ -722,7 +722,7 @@ def compile_program(text: Text, layout: Layout, scope: Scope, filename: str) -> 
         name=scope.name,
         source=text.source,
         parameters=tuple(scope.parameters.parameters),
-        body=_looking_up(_taking(body, scope), late, scope.frame),
+        body=_looking_up(_taking(body, scope.name, scope.parameters), late, scope.frame),
         hole_names=program.holes,
         returns=program.returns,
         decoder=decoder and _looking_up(decoder, late, scope.frame),
@@ -749,15 +749,17 @@ def _looking_up(
     return called
 
 
-def _taking(body: types.FunctionType, scope: Scope) -> Callable[..., Any]:
+def _taking(
+    body: types.FunctionType, name: str, parameters: inspect.Signature
+) -> Callable[..., Any]:
     """Wraps the body: an error about wrong arguments does not count its context."""
 
     @wraps(body)
     def called(context: object, /, *arguments: object, **keywords: object) -> Any:
         try:
-            scope.parameters.bind(*arguments, **keywords)
+            parameters.bind(*arguments, **keywords)
         except TypeError as error:
-            raise TypeError(f"{scope.name}() {error}") from None
+            raise TypeError(f"{name}() {error}") from None
         return body(context, *arguments, **keywords)
 
     return called

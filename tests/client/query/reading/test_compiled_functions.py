@@ -1,5 +1,8 @@
 """Names that a program sees: of the function around it, of its own functions, and given ones."""
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,6 +79,29 @@ async def test_a_docstring_whose_only_prompt_stands_behind_a_colon_is_a_program(
 
     assert (await asks.run(0)).prompt == ""
     assert (await asks.run(3)).prompt == "3."
+
+
+def test_a_query_keeps_no_variables_that_it_does_not_use() -> None:
+    class Large:
+        """As a model's weights are."""
+
+    def made() -> tuple[AsyncQuery[[], object, object], Callable[[], object]]:
+        large, small = Large(), "a"  # noqa: F841
+
+        @query(model=MODEL)
+        async def asks() -> object:
+            """
+            "{small}[X]"
+            return X
+            """
+
+        return asks, weakref.ref(large)
+
+    asks, held = made()
+    gc.collect()
+
+    assert held() is None
+    assert asks.run_sync().prompt == "a."
 
 
 COUNTER = """
