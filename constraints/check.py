@@ -5,7 +5,6 @@ only for a constraint that counts tokens is the text tokenized as for the model.
 is read from the mask at the place where a text fails, and shown in classes of characters.
 """
 
-import itertools
 import json
 import string
 from collections.abc import Sequence
@@ -19,13 +18,14 @@ from constraints.bitmask import Bitmask, allowed_ids
 from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, EngineFailed
 from constraints.grammars.watching import WatchedLanguage
+from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
 from constraints.results import Judgement, JudgeResult, SpellingNote
 from constraints.schema.respelling import Respelling, Respelt
 from constraints.schema.validation import MaskFormats, violations
 from constraints.spec import ConstraintSpec, Kind
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import Vocabulary, first_bytes_of
 from constraints.where.engine import WhereLanguage
 
 THE_END = "the end"
@@ -45,10 +45,8 @@ class Expectation:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._first_bytes = np.array(
-            [token[0] if token else 0 for token in vocabulary.tokens], dtype=np.uint8
-        )
-        self._byte_ids = byte_ids(vocabulary)
+        self._first_bytes = first_bytes_of(vocabulary)
+        self._singles = alphabet_of(vocabulary).singles
 
     def legal(self, matcher: Matcher) -> npt.NDArray[np.int64]:
         """The ids of the tokens that may follow."""
@@ -81,7 +79,7 @@ class Expectation:
         return [*_runs(single), *longer]
 
     def _literal(self, matcher: Matcher, byte: int) -> bytes:
-        token_id = self._byte_ids.get(byte)
+        token_id = self._singles[byte]
         # If tokens are counted, a longer one may be legal while its first byte is not.
         if token_id is None or matcher.num_legal((token_id,)) == 0:
             return bytes([byte])
@@ -105,7 +103,7 @@ class Expectation:
         if len(nexts) > _FEW:
             return found
         for byte in nexts:
-            token_id = self._byte_ids.get(byte)
+            token_id = self._singles[byte]
             character = begun + bytes([byte])
             # If tokens are counted, a longer one may be legal while its first byte is not.
             if token_id is None or matcher.num_legal((token_id,)) == 0 or len(character) > 4:
@@ -128,15 +126,6 @@ class Expectation:
             return set()
         texts = [self._vocabulary.tokens[each].decode(errors="ignore") for each in ids.tolist()]
         return {text[0] for text in texts if text}
-
-
-def byte_ids(vocabulary: Vocabulary) -> dict[int, int]:
-    """The single-byte tokens, by byte."""
-    return {
-        token[0]: token_id
-        for token_id, token in reversed(list(enumerate(vocabulary.tokens)))
-        if len(token) == 1
-    }
 
 
 def _classes(firsts: Sequence[int], others: tuple[str, ...]) -> tuple[str, ...]:
@@ -266,7 +255,7 @@ class TextJudge:
         self._language = language
         self._vocabulary = vocabulary
         self._by_tokens = by_tokens
-        self._byte_ids = byte_ids(vocabulary)
+        self._singles = alphabet_of(vocabulary).singles
         self._expectation = Expectation(vocabulary)
 
     def judge(self, text: str) -> Judgement:
@@ -319,8 +308,13 @@ class TextJudge:
 
     def _in_bytes(self, text: bytes) -> Sequence[int]:
         """The text in tokens of one byte, up to the first byte without one."""
-        known = itertools.takewhile(self._byte_ids.__contains__, text)
-        return [self._byte_ids[byte] for byte in known]
+        found: list[int] = []
+        for byte in text:
+            token_id = self._singles[byte]
+            if token_id is None:
+                break
+            found.append(token_id)
+        return found
 
 
 class _ValueJudge:

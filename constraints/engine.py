@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits
 
 from constraints.bitmask import Bitmask, allowed_ids
@@ -41,7 +40,7 @@ from constraints.guiding.completion import CompletionHints, completes, spelled, 
 from constraints.guiding.search import MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
 from constraints.spec import Kind, Translation
-from constraints.vocabulary import MARK_BYTE, Vocabulary, kept_with_vocabulary
+from constraints.vocabulary import MARK_BYTE, Vocabulary, first_bytes_of, kept_with_vocabulary
 
 _CONTRADICTIONS = ("Unsatisfiable schema", "NoExtensionBias", "Regex is empty")
 _NOT_ENFORCED = (
@@ -164,28 +163,18 @@ def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
 
 def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
     """The byte with which all tokens of a mask begin; None: several bytes, or no tokens."""
-    places = np.flatnonzero(row)
-    if not len(places):
+    legal = allowed_ids(row)
+    if not len(legal) or int(legal[-1]) >= len(vocabulary.tokens):
         return None
-    word = int(row[places[0]])
-    first = vocabulary.tokens[32 * int(places[0]) + (word & -word).bit_length() - 1]
-    if not first:
-        return None
-    return None if (row & ~_beginning_with(vocabulary, first[0])).any() else first[0]
+    firsts = first_bytes_of(vocabulary)[legal]
+    is_one = (firsts == firsts[0]).all() and vocabulary.tokens[legal[0]]
+    return int(firsts[0]) if is_one else None
 
 
 def _only_token(row: Bitmask) -> int | None:
     """The token of a mask that has no other."""
     legal = allowed_ids(row)
     return int(legal[0]) if len(legal) == 1 else None
-
-
-@kept_with_vocabulary(256)
-def _beginning_with(vocabulary: Vocabulary, byte: int) -> npt.NDArray[np.int32]:
-    """The tokens that begin with a byte, as a mask."""
-    bits = np.zeros(32 * vocabulary.num_words, dtype=np.uint8)
-    bits[: len(vocabulary.tokens)] = [token[:1] == bytes([byte]) for token in vocabulary.tokens]
-    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 # The first line of every grammar text; line numbers in the engine's messages include it.

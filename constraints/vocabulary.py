@@ -15,6 +15,8 @@ from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.errors import NotEnforced
@@ -240,3 +242,9 @@ def kept_with_vocabulary(maxsize: int) -> Callable[[_Made[P, T]], _Made[P, T]]:
         return kept
 
     return decorator
+
+
+@kept_with_vocabulary(1)
+def first_bytes_of(vocabulary: Vocabulary) -> npt.NDArray[np.uint8]:
+    """The first byte of each token; 0 of those without text."""
+    return np.array([token[0] if token else 0 for token in vocabulary.tokens], dtype=np.uint8)

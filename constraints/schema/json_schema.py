@@ -1,15 +1,10 @@
 """JSON schemas as grammars: all steps from the text to the engine's input.
 
-The part of a schema that the engine refuses is found by compiling the parts one by one, and of a
-contradiction the parts that exclude each other, for the message:
-
-{"type": "integer", "minimum": 5, "maximum": 3, "title": "n"}
-->  {"type": "integer"}, {"minimum": 5}, {"maximum": 3}
+The part of a schema that the engine refuses is found by compiling the parts one by one.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import thread_time
 
@@ -21,7 +16,6 @@ from constraints.errors import (
     Contradiction,
     NotEnforced,
     TooComplex,
-    minimal_unsat_core,
 )
 from constraints.schema import containers, scalars
 from constraints.schema.closing_checks import judge_at_close, unjudged
@@ -34,8 +28,9 @@ from constraints.schema.grammar import (
     parts,
     prune,
 )
+from constraints.schema.keywords import is_annotation
 from constraints.schema.negation import LOGIC_HANDLERS
-from constraints.schema.reading import Json, at, below, keys_below, read
+from constraints.schema.reading import Json, at, below, read
 from constraints.schema.rewriting import NOT_WATCHED, Rewriter, Rewritten, close_narrow_ranges
 from constraints.schema.watched import Watch, Watched, bound, watches_of
 from constraints.spec import ConstraintSpec, Whitespace
@@ -56,71 +51,20 @@ _GROUPS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Conjunct:
-    """One of the schemas of a conjunction: `schema` as rewritten, `raw` as written."""
-
-    schema: Json
-    raw: Json
-
-
-def conflicting(
-    part: Json,
-    raw: Json,
-    pointer_of: Callable[[Json], str | None],
-    pointer: str,
-    is_empty: Callable[[Json], bool | None],
-) -> tuple[str, ...]:
-    """A minimal set of parts that nothing satisfies together, as written.
-
-    part:       an unsatisfiable rewritten schema; it came from `raw` at `pointer`
-    pointer_of: the origin of a schema inside of it
-    is_empty:   whether some conjuncts exclude each other; None: no further answers
-    """
-    if not isinstance(part, dict):
-        return (_shown(part),)
-    conjuncts = _conjuncts(part, part if raw is None else raw, pointer_of, pointer)
-    kept = minimal_unsat_core(conjuncts, lambda some: is_empty(_together(some)))
-    return tuple(dict.fromkeys(_shown(each.raw) for each in kept))
-
-
-def _conjuncts(
-    part: dict[str, Json], raw: Json, pointer_of: Callable[[Json], str | None], pointer: str
-) -> list[_Conjunct]:
-    written = raw if isinstance(raw, dict) else {}
-    found = []
-    done = {"allOf"}
-    for key in part:
-        if key not in done:
+def _assertions(raw: Json) -> list[Json]:
+    """What a schema asserts, part by part, as it is written."""
+    if not isinstance(raw, dict):
+        return [raw]
+    found: list[Json] = []
+    done: set[str] = set()
+    for key in raw:
+        if key == "allOf":
+            found += raw[key]
+        elif key not in done and not is_annotation(key):
             group = next((each for each in _GROUPS if key in each), (key,))
             done.update(group)
-            found.append(_Conjunct(_some(group, part), _some(group, written) or raw))
-    for schema in part.get("allOf", ()):
-        found.append(_Conjunct(schema, _inner(pointer_of(schema), pointer, raw)))
-    return found
-
-
-def _some(keys: Sequence[str], schema: dict[str, Json]) -> dict[str, Json]:
-    return {key: schema[key] for key in keys if key in schema}
-
-
-def _inner(place: str | None, pointer: str, raw: Json) -> Json:
-    """The origin of a member of `allOf`: a member as written, or another keyword."""
-    if not isinstance(raw, dict):
-        return raw
-    if place is None and "$ref" in raw:
-        return {"$ref": raw["$ref"]}  # its target became false
-    keys = keys_below(pointer, place) if place is not None else ()
-    match keys:
-        case ("allOf", index) if isinstance(raw.get("allOf"), list):
-            return raw["allOf"][int(index)]
-        case (keyword, *_) if keyword in raw:
-            return {keyword: raw[keyword]}
-    return raw
-
-
-def _together(conjuncts: Sequence[_Conjunct]) -> Json:
-    return {"allOf": [each.schema for each in conjuncts]}
+            found.append({each: raw[each] for each in group if each in raw})
+    return found or [raw]
 
 
 def _shown(raw: Json) -> str:
@@ -128,11 +72,9 @@ def _shown(raw: Json) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
-# The most CPU seconds, for messages only: first to find the place, then the conflict. A part takes
-# some 100 us.
+# The most CPU seconds, for messages only. A part takes some 100 us.
 _MAX_TRIES = 300
 _MAX_S = 0.3
-_MAX_CONFLICT_S = 0.5
 # Of more than these only the first are named in a message.
 _MAX_NAMED = 20
 
@@ -194,9 +136,8 @@ class RefusalLocator:
 
     def _contradiction(self, part: Json, what: str) -> Contradiction:
         pointer = self._pointer(part)
-        self._num_tries = 0
-        self._spent_s = _MAX_S - _MAX_CONFLICT_S
-        parts = conflicting(part, self._raw(pointer), self._origin, pointer, self._is_empty)
+        raw = self._raw(pointer)
+        parts = tuple(dict.fromkeys(map(_shown, _assertions(part if raw is None else raw))))
         if len(parts) > _MAX_NAMED:
             listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
             what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
@@ -220,13 +161,6 @@ class RefusalLocator:
             return at(self.rewritten.document, pointer)
         except KeyError:
             return None
-
-    def _origin(self, part: Json) -> str | None:
-        return self.rewritten.origins.get(id(part))
-
-    def _is_empty(self, part: Json) -> bool | None:
-        """Whether nothing satisfies the part; None: out of time."""
-        return None if self._is_out_of_time() else self._fails(part, Contradiction, set())
 
     def empty_definition(self) -> str | None:
         """The name of an unsatisfiable definition that makes the engine refuse the schema."""
