@@ -23,9 +23,8 @@ A counter distinguishes segments of counts:
 len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments with boundaries 3 and 5
 """
 
-import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -44,6 +43,8 @@ from constraints.regex.automaton import (
 from constraints.regex.char_sets import WHITESPACE, Partition, join
 from constraints.regex.dfa import matches
 from constraints.regex.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
+from constraints.regex.writing import between
+from constraints.where.evaluate import related
 from constraints.where.normal_form import ContainsAny, group_phrases
 from constraints.where.terms import (
     And,
@@ -205,102 +206,48 @@ def stops_at(phrases: Sequence[str]) -> Automaton:
     return Automaton(trie.partition, steps, accepts)
 
 
-_MINUS = ord("-")
-_POINT = ord(".")
-_ZERO = ord("0")
-# Labels: 0 other, 1 minus, 2 point, 3 .. 12 the digits.
-_PARTITION_SETS = [((_MINUS, _MINUS),), ((_POINT, _POINT),)] + [
-    ((_ZERO + digit, _ZERO + digit),) for digit in range(10)
-]
-_FIRST_DIGIT = 3
-_NUM_LABELS = _FIRST_DIGIT + 10
-
-# The state of a numeral: its sign, its number of digits without leading zeros, and how they compare
-# with as many digits of the bound. A longer numeral counts as one digit longer than the bound.
-_Place = tuple[str, int, int]
-
-_HOLDS: dict[Relation, Callable[[int], bool]] = {
-    Relation.LT: lambda order: order < 0,
-    Relation.LE: lambda order: order <= 0,
-    Relation.EQ: lambda order: order == 0,
-    Relation.NE: lambda order: order != 0,
-    Relation.GE: lambda order: order >= 0,
-    Relation.GT: lambda order: order > 0,
-}
-
-
 def is_int() -> Automaton:
-    """Accepts -?[0-9]+."""
-    return _numeral(decimals=False)
+    return matches("-?[0-9]+")
 
 
 def is_float() -> Automaton:
-    """Accepts -?[0-9]+(\\.[0-9]+)?."""
-    return _numeral(decimals=True)
-
-
-def _numeral(*, decimals: bool) -> Automaton:
-    start, signed, whole, pointed, fraction, sink = range(6)
-    steps = np.full((6, _NUM_LABELS), sink, dtype=np.int32)
-    steps[start, 1] = signed
-    steps[[start, signed, whole], _FIRST_DIGIT:] = whole
-    steps[[pointed, fraction], _FIRST_DIGIT:] = fraction
-    if decimals:
-        steps[whole, 2] = pointed
-    accepts = np.isin(np.arange(6), [whole, fraction])
-    return Automaton(Partition.of_sets(_PARTITION_SETS), steps, accepts)
+    return matches(r"-?[0-9]+(\.[0-9]+)?")
 
 
 def compared(relation: Relation, bound: int) -> Automaton:
     """Accepts integers whose value has this relation to the bound; leading zeros are ignored."""
-    digits = str(abs(bound)) if bound else ""
-    holds = _HOLDS[relation]
-    places: dict[_Place | None, int] = {("", -1, 0): 0, None: 1}
-    rows: list[list[int]] = [[], [1] * _NUM_LABELS]
-    accepts = [False, False]
-    queue: list[_Place] = [("", -1, 0)]
-    while queue:
-        place = queue.pop()
-        row = [1] * _NUM_LABELS
-        for label in [1, *range(_FIRST_DIGIT, _NUM_LABELS)]:
-            following = _after(place, label, digits)
-            if following is not None and following not in places:
-                places[following] = len(rows)
-                rows.append([])
-                accepts.append(holds(_order(following, bound, digits)) and following[1] >= 0)
-                queue.append(following)
-            row[label] = places[following]
-        rows[places[place]] = row
-    return Automaton(
-        Partition.of_sets(_PARTITION_SETS), np.array(rows, dtype=np.int32), np.array(accepts)
-    )
+    below = _integers(None, bound - 1)
+    above = _integers(bound + 1, None)
+    match relation:
+        case Relation.LT:
+            return matches(below)
+        case Relation.LE:
+            return matches(_integers(None, bound))
+        case Relation.EQ:
+            return matches(_integers(bound, bound))
+        case Relation.NE:
+            return matches(f"{below}|{above}")
+        case Relation.GE:
+            return matches(_integers(bound, None))
+        case Relation.GT:
+            return matches(above)
 
 
-def _after(place: _Place, label: int, digits: str) -> _Place | None:
-    """`length` is -1 before the first digit."""
-    sign, length, order = place
-    if label == 1:
-        return ("-", -1, 0) if not sign and length < 0 else None
-    digit = label - _FIRST_DIGIT
-    if digit == 0 and length <= 0:
-        return sign, 0, 0
-    length = max(length, 0)
-    if length >= len(digits):
-        return sign, len(digits) + 1, 1
-    if order == 0:
-        order = (digit > int(digits[length])) - (digit < int(digits[length]))
-    return sign, length + 1, order
+def _integers(low: int | None, high: int | None) -> str:
+    """The pattern of integers from `low` to `high`; None: no bound. Minus zero is zero."""
+    options = []
+    if high is None or high >= 0:
+        options.append(f"0*{_digits(max(low or 0, 0), high)}")
+    if low is None or low <= 0:
+        options.append(f"-0*{_digits(max(-(high or 0), 0), None if low is None else -low)}")
+    return "|".join(options)
 
 
-def _order(place: _Place, bound: int, digits: str) -> int:
-    """The comparison of the numeral's value with the bound: negative, 0 or positive."""
-    sign, length, order = place
-    if length != len(digits):
-        order = -1 if length < len(digits) else 1
-    is_negative = sign == "-" and length > 0
-    if is_negative != (bound < 0):
-        return -1 if is_negative else 1
-    return -order if is_negative else order
+def _digits(low: int, high: int | None) -> str:
+    if high is not None:
+        return between(low, high)
+    length = len(str(low))
+    return f"(?:{between(low, 10**length - 1)}|[1-9][0-9]{{{length},}})"
 
 
 _BOUNDARIES = {
@@ -365,15 +312,6 @@ Grid = npt.NDArray[np.bool_]
 
 MEASURES = (Measure.CHARS, Measure.WORDS, Measure.SENTENCES, Measure.TOKENS)
 
-_RELATIONS: dict[Relation, Callable[[int, int], bool]] = {
-    Relation.LT: operator.lt,
-    Relation.LE: operator.le,
-    Relation.EQ: operator.eq,
-    Relation.NE: operator.ne,
-    Relation.GE: operator.ge,
-    Relation.GT: operator.gt,
-}
-
 
 def is_counted(atom: Expression) -> bool:
     """Whether the atom compares a count; the value of an integer is none."""
@@ -397,7 +335,7 @@ def holds(
             return np.full((1,) * 5, value)
         case Compare(measure, relation, bound) if is_counted(expression):
             firsts = counters[measure].firsts if measure in counters else (0,)
-            along = np.array([_RELATIONS[relation](first, bound) for first in firsts])
+            along = np.array([related(first, relation, bound) for first in firsts])
             shape = [1] * 5
             shape[1 + MEASURES.index(measure)] = len(firsts)
             return along.reshape(shape)
