@@ -325,12 +325,6 @@ def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
     return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
 
 
-def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
-    """The ends of a text in JSON that begin where a value has just ended; the longest first."""
-    places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')]
-    return [text[place:] for place in places[:max_ends]]
-
-
 MAX_TIME_S = 0.25
 # The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard
 # lets an output compute for each token.
@@ -338,8 +332,6 @@ MIN_TIME_S = 0.002
 MIN_NODES = 8
 # Nodes of one depth with the same mask are probably the same: at most so many are expanded.
 MAX_TWINS = 3
-MAX_TAILS = 40
-MAX_ENDS = 32
 # Masks that know distances get lengths below this.
 MAX_COUNTED = 1 << 16
 
@@ -400,7 +392,7 @@ class Search:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
-        self._tails = tuple(dict.fromkeys(tails))[:MAX_TAILS]
+        self._tails = tuple(dict.fromkeys(tails))
         self._splice_texts = splice_texts
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
         self.begin_anew()
@@ -554,7 +546,7 @@ def shortest_completion(
     search = Search(
         bytewise or matcher,
         search_vocabulary,
-        _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
+        [tuple(text_of(each, vocabulary)) for each in tails] if is_bytewise else tails,
         _splice_texts(hints, search_vocabulary),
         None if is_bytewise or max_len > MAX_COUNTED else max_len,
         max(MAX_TIME_S * 0.5**num_failed, MIN_TIME_S),
@@ -595,16 +587,6 @@ def _long_completion(
             if found is not None:
                 return found
     return None
-
-
-def _tails_in_bytes(
-    tails: Sequence[KnownCompletion], vocabulary: Vocabulary
-) -> list[KnownCompletion]:
-    """The tails as bytes, and the ends of the longest that begin where a JSON value has ended."""
-    if not tails:
-        return []
-    ends = ends_of(text_of(tails[0], vocabulary), MAX_ENDS)
-    return [tuple(end) for end in (*ends, *(text_of(tail, vocabulary) for tail in tails))]
 
 
 def _splice_texts(hints: Sequence[bytes], vocabulary: Vocabulary) -> list[KnownCompletion]:

@@ -23,7 +23,6 @@ from constraints.guiding.search import (
     Search,
     Strategy,
     dive,
-    ends_of,
     is_provably_dead,
 )
 from constraints.guiding.search import shortest_completion as shortest
@@ -188,13 +187,6 @@ def test_a_word_in_either_case_is_come_by_in_any_text() -> None:
     found = language_of(spec, VOCABULARY).matcher().shortest(12)
     assert found is not None
     assert "quick fox" in text_of(list(found), VOCABULARY)
-
-
-def test_a_text_is_cut_where_something_may_just_be_done() -> None:
-    assert list(ends_of(b'x","b":1}', 9)) == [
-        *(b'x","b":1}', b'","b":1}', b',"b":1}', b'"b":1}', b'":1}', b"}"),
-    ]
-    assert list(ends_of(b'x","b":1}', 2)) == [b'x","b":1}', b'","b":1}']
 
 
 def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
