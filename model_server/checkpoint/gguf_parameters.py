@@ -25,13 +25,34 @@ from torch import Tensor
 
 from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME, GgufFile, StoredRows
 from model_server.errors import CheckpointBroken
-from model_server.executor.grouped import GroupedParameters, GroupedWeight
+from model_server.executor.grouped import (
+    FACTOR_LEN,
+    GroupedParameters,
+    GroupedWeight,
+    GroupValues,
+)
 
 _log = logging.getLogger(__name__)
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+SignedBytes: TypeAlias = npt.NDArray[np.int8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 PLAIN_KINDS = frozenset(("F32", "F16", "BF16"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
+    """[num_blocks, ...]: see GroupValues."""
+
+    values: Floats | SignedBytes
+    factors: Floats | None = None
+
+    def of_rows(self, num_rows: int) -> GroupValues:
+        values = torch.from_numpy(self.values.reshape(num_rows, -1))
+        factors = self.factors
+        if factors is None:
+            return GroupValues(values)
+        return GroupValues(values, torch.from_numpy(factors.reshape(num_rows, -1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +60,8 @@ class _Blocks:
     """[num_blocks, ...]: see GroupedWeight."""
 
     numbers: Bytes
-    scales: Floats
-    minimums: Floats | None = None
+    scales: _Values
+    minimums: _Values | None = None
     zero: int = 0
 
 
@@ -55,8 +76,8 @@ def grouped_weight(stored: StoredRows) -> GroupedWeight | None:
     minimums = blocks.minimums
     return GroupedWeight(
         numbers=torch.from_numpy(blocks.numbers.reshape(num_rows, -1)),
-        scales=torch.from_numpy(blocks.scales.reshape(num_rows, -1)),
-        minimums=None if minimums is None else torch.from_numpy(minimums.reshape(num_rows, -1)),
+        scales=blocks.scales.of_rows(num_rows),
+        minimums=None if minimums is None else minimums.of_rows(num_rows),
         zero=blocks.zero,
         bits=kind.bits,
         kind=stored.kind,
@@ -64,27 +85,27 @@ def grouped_weight(stored: StoredRows) -> GroupedWeight | None:
 
 
 def _q4_0(blocks: Bytes) -> _Blocks:
-    return _Blocks(_numbers(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]), zero=8)
+    return _Blocks(_numbers(blocks[:, 2:], 16, 4), _Values(_halves(blocks[:, :2])), zero=8)
 
 
 def _q4_1(blocks: Bytes) -> _Blocks:
     numbers = _numbers(blocks[:, 4:], 16, 4)
-    return _Blocks(numbers, _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
+    return _Blocks(numbers, _Values(_halves(blocks[:, :2])), _Values(_halves(blocks[:, 2:4])))
 
 
 def _q5_0(blocks: Bytes) -> _Blocks:
     numbers = _numbers(blocks[:, 6:], 16, 4) | _fifth_bits(blocks[:, 2:6])
-    return _Blocks(numbers, _halves(blocks[:, :2]), zero=16)
+    return _Blocks(numbers, _Values(_halves(blocks[:, :2])), zero=16)
 
 
 def _q5_1(blocks: Bytes) -> _Blocks:
     numbers = _numbers(blocks[:, 8:], 16, 4) | _fifth_bits(blocks[:, 4:8])
-    return _Blocks(numbers, _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
+    return _Blocks(numbers, _Values(_halves(blocks[:, :2])), _Values(_halves(blocks[:, 2:4])))
 
 
 def _q8_0(blocks: Bytes) -> _Blocks:
     # A signed byte and 128 is the same byte with its highest bit changed.
-    return _Blocks(blocks[:, 2:] ^ np.uint8(128), _halves(blocks[:, :2]), zero=128)
+    return _Blocks(blocks[:, 2:] ^ np.uint8(128), _Values(_halves(blocks[:, :2])), zero=128)
 
 
 def _q4_k(blocks: Bytes) -> _Blocks:
@@ -99,16 +120,16 @@ def _q5_k(blocks: Bytes) -> _Blocks:
 def _q6_k(blocks: Bytes) -> _Blocks:
     low = _numbers(blocks[:, :128], 64, 4)
     numbers = low | _numbers(blocks[:, 128:192], 32, 2) << np.uint8(4)
-    parts = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _Blocks(numbers, _halves(blocks[:, 208:]) * parts, zero=32)
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    return _Blocks(numbers, _Values(scales, _halves(blocks[:, 208:])), zero=32)
 
 
 def _of_two_scales(numbers: Bytes, blocks: Bytes) -> _Blocks:
     scales, minimums = Q4_K.get_scale_min(blocks[:, 4:16])
     return _Blocks(
         numbers,
-        _halves(blocks[:, :2]) * scales.astype(np.float32),
-        -(_halves(blocks[:, 2:4]) * minimums.astype(np.float32)),
+        _Values(scales.astype(np.int8), _halves(blocks[:, :2])),
+        _Values(minimums.astype(np.int8), -_halves(blocks[:, 2:4])),
     )
 
 
@@ -130,27 +151,30 @@ def _halves(packed: Bytes) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a kind is packed. `bits`: of a number; `num_floats`: scales and minimums of a group."""
+    """How a kind is packed. `bits`: of a number; `num_values`: scales and minimums of a group."""
 
     read: Callable[[Bytes], _Blocks]
     bits: int
     group_len: int
-    num_floats: int
+    num_values: int
+    has_factors: bool = False
 
     @property
     def packed_bits(self) -> float:
-        return self.bits + 32 * self.num_floats / self.group_len
+        if not self.has_factors:
+            return self.bits + self.num_values * 16 / self.group_len
+        return self.bits + self.num_values * (8 / self.group_len + 32 / FACTOR_LEN)
 
 
 _KINDS = {
     "Q4_0": _Kind(_q4_0, 4, 32, 1),
     "Q4_1": _Kind(_q4_1, 4, 32, 2),
-    "Q5_0": _Kind(_q5_0, 8, 32, 1),
-    "Q5_1": _Kind(_q5_1, 8, 32, 2),
+    "Q5_0": _Kind(_q5_0, 5, 32, 1),
+    "Q5_1": _Kind(_q5_1, 5, 32, 2),
     "Q8_0": _Kind(_q8_0, 8, 32, 1),
-    "Q4_K": _Kind(_q4_k, 4, 32, 2),
-    "Q5_K": _Kind(_q5_k, 8, 32, 2),
-    "Q6_K": _Kind(_q6_k, 8, 16, 1),
+    "Q4_K": _Kind(_q4_k, 4, 32, 2, has_factors=True),
+    "Q5_K": _Kind(_q5_k, 5, 32, 2, has_factors=True),
+    "Q6_K": _Kind(_q6_k, 6, 16, 1, has_factors=True),
 }
 PACKED_KINDS = frozenset(_KINDS)
 

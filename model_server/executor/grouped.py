@@ -16,20 +16,59 @@ from torch import Tensor
 GROUP_LENS = (128, 64, 32, 16)  # that are multiplied, the best first
 
 
+FACTOR_LEN = 256  # inputs that share a factor of their groups' scales
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupValues:
+    """One number for each group of each output.
+
+    values:  [num_outputs, num_groups] float32 or float16, or int8 with factors
+    factors: [num_outputs, num_inputs / FACTOR_LEN] float32, that values are multiplied by
+    """
+
+    values: Tensor
+    factors: Tensor | None = None
+
+    def floats(self) -> Tensor:
+        """[num_outputs, num_groups] float32."""
+        if self.factors is None:
+            return self.values.float()
+        times = self.values.shape[1] // self.factors.shape[1]
+        return self.values * self.factors.repeat_interleave(times, 1)
+
+    def in_shorter_groups(self, times: int) -> "GroupValues":
+        """The same, each for so many groups."""
+        return replace(self, values=self.values.repeat_interleave(times, 1))
+
+    def __mul__(self, number: int) -> "GroupValues":
+        if self.factors is None:
+            return GroupValues(self.values * number)
+        return replace(self, factors=self.factors * number)
+
+    def stored(self, dtype: torch.dtype) -> "GroupValues":
+        """As int8 with factors, which they are then; or as float16 or float32 without."""
+        return self if dtype == torch.int8 else GroupValues(self.floats().to(dtype))
+
+    def fits_halves(self) -> bool:
+        """Whether all are float16s."""
+        values = self.floats()
+        return torch.equal(values.half().float(), values) and bool(values.isfinite().all())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedWeight:
     """A weight [num_outputs, num_inputs].
 
     numbers:  [num_outputs, num_inputs] uint8, whatever their bits
-    scales:   [num_outputs, num_groups] float32
-    minimums: as scales; None: each is -zero times its scale
-    bits:     that the largest number may need, 4 or 8
+    minimums: None: each is -zero times its scale
+    bits:     that the largest number may need, 4, 5, 6 or 8
     kind:     what it is called where it is shown
     """
 
     numbers: Tensor
-    scales: Tensor
-    minimums: Tensor | None
+    scales: GroupValues
+    minimums: GroupValues | None
     zero: int
     bits: int
     kind: str = "int4"
@@ -50,7 +89,8 @@ class GroupedWeight:
         # A group of equal values is its minimum alone.
         steps = (groups - least) / scales.clamp(min=torch.finfo(torch.float32).tiny)
         numbers = steps.round_().clamp_(0, most).to(torch.uint8)
-        return cls(numbers.flatten(1), scales.squeeze(2), least.squeeze(2), 0, bits, f"int{bits}")
+        of_groups = GroupValues(scales.squeeze(2)), GroupValues(least.squeeze(2))
+        return cls(numbers.flatten(1), *of_groups, 0, bits, f"int{bits}")
 
     @property
     def shape(self) -> torch.Size:
@@ -60,13 +100,13 @@ class GroupedWeight:
     @property
     def group_len(self) -> int:
         """Inputs that share a scale."""
-        return self.shape[1] // self.scales.shape[1]
+        return self.shape[1] // self.scales.values.shape[1]
 
     def dense(self) -> Tensor:
         """Its values in float32."""
         groups = self.numbers.unflatten(1, (-1, self.group_len)).float()
-        values = groups * self.scales.unsqueeze(2) + self._all_minimums().unsqueeze(2)
-        return values.flatten(1)
+        scales = self.scales.floats().unsqueeze(2)
+        return (groups * scales + self._all_minimums().floats().unsqueeze(2)).flatten(1)
 
     def in_groups_of(self, group_len: int) -> "GroupedWeight":
         """The same in shorter groups; `group_len` divides its own."""
@@ -76,15 +116,20 @@ class GroupedWeight:
             return self
         return replace(
             self,
-            scales=self.scales.repeat_interleave(times, 1),
-            minimums=None if minimums is None else minimums.repeat_interleave(times, 1),
+            scales=self.scales.in_shorter_groups(times),
+            minimums=None if minimums is None else minimums.in_shorter_groups(times),
         )
 
     def with_minimums(self) -> "GroupedWeight":
         """The same with minimums of its own."""
         return replace(self, minimums=self._all_minimums(), zero=0)
 
-    def _all_minimums(self) -> Tensor:
+    def with_values_in(self, dtype: torch.dtype) -> "GroupedWeight":
+        """The same, its scales and minimums stored so: see GroupValues.stored."""
+        minimums = None if self.minimums is None else self.minimums.stored(dtype)
+        return replace(self, scales=self.scales.stored(dtype), minimums=minimums)
+
+    def _all_minimums(self) -> GroupValues:
         return self.scales * -self.zero if self.minimums is None else self.minimums
 
 
@@ -94,12 +139,18 @@ def group_len_of(length: int) -> int | None:
 
 
 def alike(weights: Sequence[GroupedWeight]) -> list[GroupedWeight]:
-    """The same weights in groups of one length, with one zero or with minimums."""
+    """The same weights in groups of one length, with one zero or with minimums, stored alike."""
     group_len = min(each.group_len for each in weights)
     weights = [each.in_groups_of(group_len) for each in weights]
     if len({(each.zero, each.minimums is None) for each in weights}) > 1:
         weights = [each.with_minimums() for each in weights]
-    return weights
+    values = [each.scales for each in weights]
+    values += [each.minimums for each in weights if each.minimums is not None]
+    if all(each.factors is not None for each in values):
+        dtype = torch.int8
+    else:
+        dtype = torch.float16 if all(each.fits_halves() for each in values) else torch.float32
+    return [each.with_values_in(dtype) for each in weights]
 
 
 class GroupedParameters(Mapping[str, Tensor]):

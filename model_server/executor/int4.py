@@ -14,7 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.executor.grouped import GroupedParameters, GroupedWeight, group_len_of
+from model_server.executor.grouped import (
+    GroupedParameters,
+    GroupedWeight,
+    GroupValues,
+    group_len_of,
+)
 
 PER_WORD = 8
 
@@ -66,8 +71,10 @@ class Int4Weight:
         numbers = unpacked(self.packed).contiguous()
         scales = self.scales.float().contiguous()
         zero = int(self.zeros[0, 0])
-        minimums = None if bool((self.zeros == zero).all()) else scales * -self.zeros.float()
-        return GroupedWeight(numbers, scales, minimums, zero, 4).in_groups_of(group_len)
+        is_even = bool((self.zeros == zero).all())
+        minimums = None if is_even else GroupValues(scales * -self.zeros.float())
+        weight = GroupedWeight(numbers, GroupValues(scales), minimums, zero, 4)
+        return weight.in_groups_of(group_len)
 
     def rows(self, chosen: Tensor) -> "Int4Weight":
         """Some outputs; `chosen` [n] int64, on the weight's device."""

@@ -44,9 +44,15 @@ from model_server.recipe.recipe import (
     ShortConv,
 )
 
-# "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of the last three
+# "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of those from "int4" on
 # see `native/groups.h`.
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3, "int4": 4, "int4_wide": 5, "grouped_int8": 6}
+_FORMAT_NAMES = "f32 bf16 int8 wide int4 int4_wide int5_wide int6_wide grouped_int8"
+
+
+FORMATS = {name: number for number, name in enumerate(_FORMAT_NAMES.split())}
+
+
+GROUP_STORAGES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -74,13 +80,30 @@ def _pointers(names: str) -> tuple[tuple[str, type], ...]:
     return tuple((name, c_void_p) for name in names.split())
 
 
+class GroupValuesStruct(Structure):
+    """Scales or minimums of groups: values and factors as in GroupValues."""
+
+    _fields_ = _pointers("values factors")
+
+
 class MatrixStruct(Structure):
     """A linear layer, packed by 32 columns."""
 
     _fields_ = (
         *_pointers("packed scales sums bias"),
-        *_integers("n k format group_len zero"),
-        *_pointers("minimums"),
+        *_integers("n k format group_len zero storage"),
+        ("group_scales", GroupValuesStruct),
+        ("group_minimums", GroupValuesStruct),
+    )
+
+
+class GroupSourcesStruct(Structure):
+    """Arrays of addresses: of what each column is packed from."""
+
+    _fields_ = (
+        *_pointers("numbers"),
+        ("scales", GroupValuesStruct),
+        ("minimums", GroupValuesStruct),
     )
 
 
@@ -365,6 +388,16 @@ def interleave(gate: Columns, up: Columns) -> Columns:
     return joined.take(order)
 
 
+def _format_of_groups(weights: Sequence[GroupedWeight], *, rounds_rows: bool) -> str:
+    bits = max(each.bits for each in weights)
+    if bits > 6:
+        return "grouped_int8"
+    if bits == 4:
+        return "int4" if rounds_rows else "int4_wide"
+    # What is above 4 bits lies in runs of 32 numbers, or of 16.
+    return "int5_wide" if bits == 5 and weights[0].group_len % 32 == 0 else "int6_wide"
+
+
 class Packer:
     """Packs into an arena, `num_threads` panels at a time."""
 
@@ -375,7 +408,7 @@ class Packer:
         self._pack.argtypes = (matrix, ctypes.c_int64, ctypes.c_void_p, *panels)
         self._pack.restype = None
         self._pack_groups = library.tandem_dense_pack_groups
-        self._pack_groups.argtypes = (matrix, *3 * (ctypes.c_void_p,), *panels)
+        self._pack_groups.argtypes = (matrix, ctypes.POINTER(GroupSourcesStruct), *panels)
         self._pack_groups.restype = None
         self._packed_bytes = library.tandem_dense_packed_bytes
         self._packed_bytes.argtypes = (matrix,)
@@ -413,31 +446,29 @@ class Packer:
         rounds_rows: to 8 bits where weights have 4; else rows have 16
         """
         columns = columns.padded(COLUMNS)
-        is_int4 = all(each.bits <= 4 for each in weights)
-        of_int4 = "int4" if rounds_rows else "int4_wide"
-        matrix = self._empty(columns, of_int4 if is_int4 else "grouped_int8")
-        matrix.group_len = weights[0].group_len
-        matrix.zero = weights[0].zero
-        group_bytes = 4 * len(columns) * (columns.k // weights[0].group_len)
-        matrix.scales = self._arena.take(group_bytes)
-        numbers = columns.addresses([each.numbers for each in weights])
-        scales = columns.addresses([each.scales for each in weights])
-        minimums = None
-        given = [each.minimums for each in weights if each.minimums is not None]
-        if given:
-            matrix.minimums = self._arena.take(group_bytes)
-            minimums = columns.addresses(given)
+        first = weights[0]
+        matrix = self._empty(columns, _format_of_groups(weights, rounds_rows=rounds_rows))
+        matrix.group_len = first.group_len
+        matrix.zero = first.zero
+        matrix.storage = GROUP_STORAGES[first.scales.values.dtype]
         matrix.packed = self._arena.take(self._packed_bytes(matrix))
+        numbers = columns.addresses([each.numbers for each in weights])
+        sources = GroupSourcesStruct(numbers=numbers.ctypes.data)
+        kept = [numbers]  # until they are read
+        minimums = [each.minimums for each in weights if each.minimums is not None]
+        for values, to, source in (
+            ([each.scales for each in weights], matrix.group_scales, sources.scales),
+            (minimums, matrix.group_minimums, sources.minimums),
+        ):
+            factors = [each.factors for each in values if each.factors is not None]
+            for name, rows in (("values", [each.values for each in values]), ("factors", factors)):
+                if rows:
+                    kept.append(columns.addresses(rows))
+                    setattr(source, name, kept[-1].ctypes.data)
+                    setattr(to, name, self._arena.take(len(columns) * rows[0][0].nbytes))
         self._run(
             len(columns),
-            lambda first, end: self._pack_groups(
-                matrix,
-                numbers.ctypes.data,
-                scales.ctypes.data,
-                None if minimums is None else minimums.ctypes.data,
-                first,
-                end,
-            ),
+            lambda first, end: self._pack_groups(matrix, sources, first, end),
         )
         return matrix
 

@@ -471,11 +471,9 @@ void tandem_dense_pack(const Matrix *m, int64_t element, const void *const *rows
                 sums);
 }
 
-// The same of a matrix in groups, from its numbers, scales and minimums: see pack_groups.
-void tandem_dense_pack_groups(const Matrix *m, const uint8_t *const *rows,
-                              const float *const *scales, const float *const *minimums,
-                              int64_t first, int64_t end) {
-  pack_groups(*m, rows, scales, minimums, first, end, const_cast<void *>(m->packed),
-              const_cast<float *>(m->scales), const_cast<float *>(m->minimums));
+// The same of a matrix in groups.
+void tandem_dense_pack_groups(const Matrix *m, const GroupSources *from, int64_t first,
+                              int64_t end) {
+  pack_groups(*m, *from, first, end);
 }
 }

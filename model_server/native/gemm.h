@@ -186,33 +186,50 @@ struct Registers {};
 constexpr int kColumns = 32;  // of a panel
 
 // Of weights; rows are of the same. But kWide is bfloat16 weights for rows of floats: half of what
-// kF32 reads, to the same results. Of the last three see groups.h: kInt4 is
-// for rows of 8 bits, the others for rows of 16.
-enum Format : int64_t { kF32, kBf16, kInt8, kWide, kInt4, kInt4Wide, kGroupedInt8 };
+// kF32 reads, to the same results. Of those from kInt4 on see groups.h: kInt4 is for rows of 8 bits,
+// the others for rows of 16.
+enum Format : int64_t {
+  kF32,
+  kBf16,
+  kInt8,
+  kWide,
+  kInt4,
+  kInt4Wide,
+  kInt5Wide,
+  kInt6Wide,
+  kGroupedInt8
+};
+
+// Of groups, [n / 32][num_groups()][32]; with the factors of bytes, [n / 32][k / 256][32].
+struct GroupValues {
+  const void *values;
+  const float *factors;
+};
 
 // Mirrored field by field by whoever packs it. Arrays of columns are padded to whole panels; `k` may
 // be any number, the last words are filled up with zeros.
 struct Matrix {
   const void *packed;   // packed_bytes(), at a multiple of 64
-  const float *scales;  // int8: per column; in groups: [n / 32][num_groups()][32]; or null
+  const float *scales;  // int8: per column; or null
   const int32_t *sums;  // int8: each column's sum of weights; or null
   const float *bias;    // per column, or null
   int64_t n, k;         // columns, and length of a row; k at most 2^17 in int8
   int64_t format;
-  // In groups: k of each, 16, 32, 64 or 128, which divides k; and what is added to a group, as scales:
-  // null where it is -zero of the scale everywhere.
-  int64_t group_len, zero;
-  const float *minimums;
+  // In groups: k of each, 16, 32, 64 or 128, which divides k. A null minimum is -zero of the scale.
+  int64_t group_len, zero, storage;
+  GroupValues group_scales, group_minimums;
 
   bool in_groups() const { return format >= kInt4; }
   int64_t num_groups() const { return in_groups() ? k / group_len : 0; }
-  int64_t pack() const {
-    constexpr int8_t kPack[] = {1, 2, 4, 2, 8, 8, 4};
+  int64_t pack() const {  // numbers of a word, or of the lowest bits of which
+    constexpr int8_t kPack[] = {1, 2, 4, 2, 8, 8, 8, 8, 4};
     return kPack[format];
   }
+  int64_t num_high() const { return format == kInt5Wide ? 1 : format == kInt6Wide ? 2 : 0; }
+  int64_t run_len() const { return num_high() == 0 ? 1 : 4 / num_high(); }  // see groups.h
   bool in_tiles() const { return NATIVE_AMX && (format == kBf16 || format == kInt8); }  // of AMX
-  int64_t num_words() const {  // of a row, or a column
-    const int64_t words = (k + pack() - 1) / pack();
+  int64_t num_words() const {  // of a column; of a row, too, if not in groups
+    const int64_t words = (k + pack() - 1) / pack() + k * num_high() / 32;
     return in_tiles() ? (words + 15) / 16 * 16 : words;
   }
   int64_t num_panels() const { return (n + kColumns - 1) / kColumns; }
@@ -323,46 +340,90 @@ void multiply_tile(const Matrix &matrix, int64_t panel, const RowTile &tile, con
   }
 }
 
+// A panel's scales or minimums.
+class PanelValues {
+ public:
+  PanelValues(const Matrix &matrix, const GroupValues &of, int64_t panel)
+      : values_(of.values), storage_(matrix.storage),
+        shift_(__builtin_ctzll(kFactorLen / matrix.group_len)),
+        first_(panel * matrix.num_groups() * kColumns),
+        factors_(of.factors + panel * (matrix.k / kFactorLen) * kColumns) {}
+
+  // Of a group, for 16 of the columns, from `lane` on.
+  ALWAYS_INLINE Floats at(int64_t group, int64_t lane) const {
+    const int64_t place = first_ + group * kColumns + lane;
+    if (storage_ == kFloats) return load(static_cast<const float *>(values_) + place);
+    if (storage_ == kHalves)
+      return floats_of_halves(static_cast<const uint16_t *>(values_) + place);
+    return floats_of_bytes(static_cast<const int8_t *>(values_) + place) *
+           load(factors_ + (group >> shift_) * kColumns + lane);
+  }
+
+ private:
+  const void *values_;
+  const int64_t storage_, shift_, first_;
+  const float *factors_;
+};
+
 // As multiply_tile, of weights in groups.
 template <class Dot, int R, bool kPacked, bool kAhead>
 void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, const char *ahead,
                      float *to) {
-  constexpr int kWide = R <= kWideRows ? 2 : 1, kUnits = Dot::kUnits;
-  const int64_t num_groups = matrix.num_groups(), num_words = matrix.group_len / Dot::kPack;
+  constexpr int kWide = R * Dot::kSums <= kWideRows ? 2 : 1, kUnits = Dot::kUnits;
+  constexpr int kWords = Dot::kWords;
+  const int64_t num_groups = matrix.num_groups();
+  const int64_t num_blocks = matrix.group_len / (kWords * Dot::kPack);
   const int64_t row_step = kPacked ? 1 : tile.row_step;
+  const bool has_minimums = matrix.group_minimums.values != nullptr;
+  const float zero = -static_cast<float>(matrix.zero);
+  const PanelValues all_scales(matrix, matrix.group_scales, panel);
+  const PanelValues all_minimums(matrix, matrix.group_minimums, panel);
   const char *packed = static_cast<const char *>(matrix.packed) + panel * matrix.panel_bytes();
   for (int half = 0; half < 2; half += kWide) {
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(packed) + half * 16;
     const uint32_t *units = tile.units;
     const char *next = ahead + half * 64;
-    int64_t column = panel * num_groups * kColumns + half * 16;
     Floats total[R][kWide] = {};
-    for (int64_t group = 0; group < num_groups; ++group, column += kColumns) {
-      Ints sums[R][kWide] = {};
-      for (int64_t word = 0; word < num_words; ++word, weights += kColumns, next += 128) {
-        Words parts[kWide][kUnits];
+    for (int64_t group = 0; group < num_groups; ++group) {
+      Ints sums[R][kWide][Dot::kSums] = {};
+      for (int64_t block = 0; block < num_blocks; ++block) {
+        Words high[kWide] = {};
+        if constexpr (Dot::kHigh > 0)
 #pragma GCC unroll 2
-        for (int n = 0; n < kWide; ++n) {
-          Dot::split(load(weights + n * 16), parts[n]);
-          if constexpr (kAhead) __builtin_prefetch(next + n * 64);
-        }
+          for (int n = 0; n < kWide; ++n) high[n] = load(weights + kWords * kColumns + n * 16);
+#pragma GCC unroll 4
+        for (uint32_t w = 0; w < kWords; ++w, weights += kColumns, next += 128) {
+          Words parts[kWide][Dot::kParts];
+#pragma GCC unroll 2
+          for (int n = 0; n < kWide; ++n) {
+            Dot::split(load(weights + n * 16), high[n], w, parts[n]);
+            if constexpr (kAhead) __builtin_prefetch(next + n * 64);
+          }
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          Words x[kUnits];
+          for (int r = 0; r < R; ++r) {
+            Words x[kUnits];
 #pragma GCC unroll 8
-          for (int u = 0; u < kUnits; ++u)
-            x[u] = broadcast(units[kPacked ? u * R + r : r * row_step + u]);
+            for (int u = 0; u < kUnits; ++u)
+              x[u] = broadcast(units[kPacked ? u * R + r : r * row_step + u]);
 #pragma GCC unroll 2
-          for (int n = 0; n < kWide; ++n) sums[r][n] = Dot::join(sums[r][n], x, parts[n]);
+            for (int n = 0; n < kWide; ++n) Dot::join(sums[r][n], x, parts[n]);
+          }
+          units += kPacked ? R * kUnits : kUnits;
         }
-        units += kPacked ? R * kUnits : kUnits;
+        if constexpr (Dot::kHigh > 0) {
+          if constexpr (kAhead)
+#pragma GCC unroll 2
+            for (int n = 0; n < kWide; ++n) __builtin_prefetch(next + n * 64);
+          weights += kColumns;
+          next += 128;
+        }
       }
       Floats scales[kWide], minimums[kWide];
 #pragma GCC unroll 2
       for (int n = 0; n < kWide; ++n) {
-        scales[n] = load(matrix.scales + column + n * 16);
-        minimums[n] = matrix.minimums ? load(matrix.minimums + column + n * 16)
-                                      : scales[n] * -static_cast<float>(matrix.zero);
+        const int64_t lane = (half + n) * 16;
+        scales[n] = all_scales.at(group, lane);
+        minimums[n] = has_minimums ? all_minimums.at(group, lane) : scales[n] * zero;
       }
       join_group<Dot>(total, sums, tile.sums + group, tile.scales + group, num_groups, scales,
                       minimums);
@@ -405,6 +466,8 @@ Multiply multiply_function(int64_t format, int num_rows) {
       multiply_functions<WideDot, kPacked, kAhead>(Rows{}),
       group_functions<Int4Dot, kPacked, kAhead>(Rows{}),
       group_functions<Int4WideDot, kPacked, kAhead>(Rows{}),
+      group_functions<Int5WideDot, kPacked, kAhead>(Rows{}),
+      group_functions<Int6WideDot, kPacked, kAhead>(Rows{}),
       group_functions<GroupedInt8Dot, kPacked, kAhead>(Rows{}),
   };
   return kFunctions[format][num_rows - 1];
@@ -565,6 +628,34 @@ struct PairEncoder {
   }
 };
 
+// Words of the high bytes of four numbers, and of what is left of them, as signed bytes.
+struct TwoBytesEncoder {
+  static constexpr int64_t kElements = 32;
+  template <class E>
+  static ALWAYS_INLINE void encode(const E *x, float inverse_scale, uint32_t *to) {
+    for (int i = 0; i < 32; i += 16) {
+      const Ints numbers = quantised(x + i, inverse_scale);
+      const Ints low = (numbers << 24) >> 24;
+      uint32_t highs[4], lows[4];
+      store_bytes((numbers - low) >> 8, highs);
+      store_bytes(low, lows);
+      for (int word = 0; word < 4; ++word, to += 2) {
+        to[0] = highs[word];
+        to[1] = lows[word];
+      }
+    }
+  }
+
+ private:
+  static ALWAYS_INLINE void store_bytes(Ints numbers, void *to) {
+    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+    for (int n = 0; n < Ints::kRegisters; ++n) {
+      const Bytes part = __builtin_convertvector(numbers.part[n], Bytes);
+      std::memcpy(static_cast<char *>(to) + n * kLanes, &part, sizeof part);
+    }
+  }
+};
+
 struct NumberEncoder {
   static constexpr int64_t kElements = 16;
   template <class E>
@@ -579,7 +670,8 @@ using Int8RowEncoder =
     std::conditional_t<Int8Dot::kUnits == 1, ByteEncoder<Int8Dot::kOffset>,
                        std::conditional_t<Int8Dot::kUnits == 2, PairEncoder, NumberEncoder>>;
 using WideRowEncoder =
-    std::conditional_t<GroupedInt8Dot::kUnits == 2, PairEncoder, NumberEncoder>;
+    std::conditional_t<WideRows::kSums == 2, TwoBytesEncoder,
+                       std::conditional_t<WideRows::kUnits == 2, PairEncoder, NumberEncoder>>;
 using Int4RowEncoder = std::conditional_t<Int4Dot::kUnits == 2, ByteEncoder<0>, WideRowEncoder>;
 
 // A row's last chunk, of `count` elements and zeros. Not inlined, so that it costs the others
@@ -773,46 +865,78 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
 }
 
 // Number i of a column in groups, whose first word is `column`.
-inline uint32_t grouped_number(const uint32_t *column, int64_t pack, int64_t i) {
-  return column[i / pack * kColumns] >> grouped_shift(i % pack) & (pack == 8 ? 15 : 255);
+inline uint32_t grouped_number(const Matrix &matrix, const uint32_t *column, int64_t i) {
+  const int64_t pack = matrix.pack(), num_high = matrix.num_high(), run = matrix.run_len();
+  const int64_t word = i / pack, first = word / run * (run + (num_high > 0));
+  const uint32_t low = column[(first + word % run) * kColumns] >> grouped_shift(i % pack);
+  if (num_high == 0) return low & (pack == 8 ? 15 : 255);
+  const uint32_t high = column[(first + run) * kColumns] >> high_shift(num_high, word % run, i % pack);
+  return (low & 15) | (high & ((1u << num_high) - 1u)) << 4;
 }
 
-// Packs panels [first, end) of a matrix in groups: `rows` has k numbers of each column, `scales` and
-// `minimums` (null: none) its groups'. A null row is zeros.
-inline void pack_groups(const Matrix &shape, const uint8_t *const *rows,
-                        const float *const *scales, const float *const *minimums, int64_t first,
-                        int64_t end, void *packed, float *to_scales, float *to_minimums) {
-  const int64_t pack = shape.pack(), num_words = shape.num_words(), groups = shape.num_groups();
+// Floats, halves or bytes of a column's groups, to their places.
+inline void pack_values(const void *from, int64_t count, int64_t num_bytes, int64_t panel,
+                        int64_t lane, const void *to) {
+  auto *bytes = static_cast<char *>(const_cast<void *>(to));
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(bytes + ((panel * count + i) * kColumns + lane) * num_bytes,
+                static_cast<const char *>(from) + i * num_bytes, num_bytes);
+}
+
+// Of each column, where its own numbers and groups lie; no numbers: it is zeros.
+struct GroupSources {
+  const uint8_t *const *numbers;
+  struct {
+    const void *const *values, *const *factors;
+  } scales, minimums;
+};
+
+// Packs panels [first, end) of a matrix in groups, into memory that is zeros.
+inline void pack_groups(const Matrix &matrix, const GroupSources &from, int64_t first, int64_t end) {
+  constexpr int64_t kBytesOf[] = {4, 2, 1};
+  const int64_t num_words = matrix.num_words(), num_bytes = kBytesOf[matrix.storage];
+  const int64_t pack = matrix.pack(), num_high = matrix.num_high(), run_len = matrix.run_len();
   for (int64_t column = first * kColumns; column < end * kColumns; ++column) {
     const int64_t panel = column / kColumns, lane = column % kColumns;
-    if (column >= shape.n || rows[column] == nullptr) continue;  // the memory is zeros
-    auto *to = static_cast<uint32_t *>(packed) + panel * num_words * kColumns + lane;
-    const uint8_t *from = rows[column];
-    for (int64_t word = 0; word < num_words; ++word, from += pack) {
-      uint32_t bits = 0;
-      for (int64_t i = 0; i < pack; ++i)
-        bits |= static_cast<uint32_t>(from[i]) << grouped_shift(i);
-      to[word * kColumns] = bits;
+    if (column >= matrix.n || from.numbers[column] == nullptr) continue;
+    auto *words = static_cast<uint32_t *>(const_cast<void *>(matrix.packed)) +
+                  panel * num_words * kColumns + lane;
+    const uint8_t *number = from.numbers[column];
+    for (int64_t run = 0; run < num_words; run += run_len + (num_high > 0)) {
+      uint32_t high = 0;
+      for (int64_t w = 0; w < run_len; ++w) {
+        uint32_t low = 0;
+        for (int64_t i = 0; i < pack; ++i, ++number) {
+          low |= static_cast<uint32_t>(num_high > 0 ? *number & 15 : *number) << grouped_shift(i);
+          high |= static_cast<uint32_t>(*number >> 4) << high_shift(num_high, w, i);
+        }
+        words[(run + w) * kColumns] = low;
+      }
+      if (num_high > 0) words[(run + run_len) * kColumns] = high;
     }
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t place = (panel * groups + group) * kColumns + lane;
-      to_scales[place] = scales[column][group];
-      if (to_minimums != nullptr) to_minimums[place] = minimums[column][group];
-    }
+    const auto pack_of_groups = [&](const GroupValues &to, const auto &source) {
+      if (to.values == nullptr) return;
+      pack_values(source.values[column], matrix.num_groups(), num_bytes, panel, lane, to.values);
+      if (to.factors != nullptr)
+        pack_values(source.factors[column], matrix.k / kFactorLen, 4, panel, lane, to.factors);
+    };
+    pack_of_groups(matrix.group_scales, from.scales);
+    pack_of_groups(matrix.group_minimums, from.minimums);
   }
 }
 
-inline int64_t units_per_word(int64_t format) {
-  constexpr int8_t kUnits[] = {F32Dot::kUnits,      Bf16Dot::kUnits, Int8Dot::kUnits,
-                               WideDot::kUnits,     Int4Dot::kUnits, Int4WideDot::kUnits,
-                               GroupedInt8Dot::kUnits};
-  return kUnits[format];
+// Of a row.
+inline int64_t num_units(const Matrix &matrix) {
+  constexpr int8_t kUnits[] = {F32Dot::kUnits,      Bf16Dot::kUnits,     Int8Dot::kUnits,
+                               WideDot::kUnits,     Int4Dot::kUnits,     Int4WideDot::kUnits,
+                               Int5WideDot::kUnits, Int6WideDot::kUnits, GroupedInt8Dot::kUnits};
+  return (matrix.in_groups() ? matrix.k / matrix.pack() : matrix.num_words()) *
+         kUnits[matrix.format];
 }
 
 // What `prepare_rows` needs for `num_rows` rows, in 32-bit units.
 inline int64_t prepared_units(const Matrix &matrix, int64_t num_rows) {
-  return num_rows *
-         (matrix.num_words() * units_per_word(matrix.format) + 2 * matrix.num_groups());
+  return num_rows * (num_units(matrix) + 2 * matrix.num_groups());
 }
 
 template <class Encoder, class S, class E>
@@ -844,7 +968,7 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
 template <class E>
 void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums) {
   for (int64_t first = 0; first < matrix.k; first += matrix.group_len) {
-    *scales = scale_of(row + first, matrix.group_len, matrix.format == kInt4 ? 127.f : 32767.f);
+    *scales = scale_of(row + first, matrix.group_len, matrix.format == kInt4 ? 127.f : kWideMost);
     const float inverse = inverse_of(*scales++);
     Ints lanes = broadcast(int32_t{0});
     for (int64_t i = first; i < first + matrix.group_len; i += 16)
@@ -857,7 +981,7 @@ void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums
 template <class E>
 RowTile prepare_groups(const Matrix &matrix, const E *rows, int64_t row_stride, int num_rows,
                        bool many, uint32_t *to) {
-  const int64_t k = matrix.k, num_units = matrix.num_words() * units_per_word(matrix.format);
+  const int64_t k = matrix.k, num_units = ::num_units(matrix);
   auto *scales = reinterpret_cast<float *>(to + num_rows * num_units);
   float *sums = scales + num_rows * matrix.num_groups();
   const E *own[kVectorRows];
@@ -883,7 +1007,7 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
                      bool many, uint32_t *to, float *scales) {
   constexpr bool kIsFloat = std::is_same_v<E, float>;
   const int64_t k = matrix.k, format = matrix.format;
-  const int64_t num_units = matrix.num_words() * units_per_word(format);
+  const int64_t num_units = ::num_units(matrix);
   const bool as_it_lies = format == kF32    ? kIsFloat
                           : format == kWide ? kIsFloat && k % 2 == 0
                           : format == kBf16 ? !kIsFloat && Bf16Dot::kUnits == 1 && k % 2 == 0 &&

@@ -259,12 +259,18 @@ inline void take_column(const Matrix &m, int64_t column, float *to) {
   const char *panel = static_cast<const char *>(m.packed) + column / kColumns * m.panel_bytes();
   const auto *from = reinterpret_cast<const uint32_t *>(panel) + column % kColumns;
   if (m.in_groups()) {
-    int64_t place = column / kColumns * m.num_groups() * kColumns + column % kColumns;
-    for (int64_t first = 0; first < m.k; first += m.group_len, place += kColumns) {
-      const float scale = m.scales[place];
-      const float minimum = m.minimums ? m.minimums[place] : scale * -static_cast<float>(m.zero);
-      for (int64_t i = first; i < first + m.group_len; ++i)
-        to[i] = static_cast<float>(grouped_number(from, m.pack(), i)) * scale + minimum;
+    const int64_t first_lane = column % kColumns / 16 * 16;
+    const PanelValues all_scales(m, m.group_scales, column / kColumns);
+    const PanelValues all_minimums(m, m.group_minimums, column / kColumns);
+    for (int64_t group = 0; group < m.num_groups(); ++group) {
+      const Floats of_group = all_scales.at(group, first_lane);
+      float scales[16], minimums[16];
+      store(scales, of_group);
+      store(minimums, m.group_minimums.values ? all_minimums.at(group, first_lane)
+                                              : of_group * -static_cast<float>(m.zero));
+      const float scale = scales[column % 16], minimum = minimums[column % 16];
+      for (int64_t i = group * m.group_len; i < (group + 1) * m.group_len; ++i)
+        to[i] = static_cast<float>(grouped_number(m, from, i)) * scale + minimum;
     }
     return;
   }

@@ -58,6 +58,7 @@ ARITHMETIC(/)
 ARITHMETIC(<<)
 ARITHMETIC(>>)
 ARITHMETIC(&)
+ARITHMETIC(|)
 #undef ARITHMETIC
 
 // Comparisons answer all ones or all zeros per lane.

@@ -31,12 +31,12 @@ def file_of(folder: Path, kind: str) -> GgufFile:
     [
         ("Q4_0", 4, 32, False),
         ("Q4_1", 4, 32, True),
-        ("Q5_0", 8, 32, False),
-        ("Q5_1", 8, 32, True),
+        ("Q5_0", 5, 32, False),
+        ("Q5_1", 5, 32, True),
         ("Q8_0", 8, 32, False),
         ("Q4_K", 4, 32, True),
-        ("Q5_K", 8, 32, True),
-        ("Q6_K", 8, 16, False),
+        ("Q5_K", 5, 32, True),
+        ("Q6_K", 6, 16, False),
     ],
 )
 def test_no_number_changes(
@@ -94,14 +94,23 @@ def test_other_kinds_are_dequantized_to_bfloat16_and_named(
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [("Q4_0", 5), ("Q4_1", 6), ("Q8_0", 9), ("Q6_K", 10), ("F16", 32)]
+    ("kind", "bits"),
+    [
+        ("Q4_0", 4.5),
+        ("Q4_1", 5),
+        ("Q5_0", 5.5),
+        ("Q8_0", 8.5),
+        ("Q4_K", 4.75),
+        ("Q6_K", 6.625),
+        ("F16", 32),
+    ],
 )
 def test_the_memory_of_packed_weights_is_known_before_they_are_read(
-    kind: str, bits: int, tmp_path: Path
+    kind: str, bits: float, tmp_path: Path
 ) -> None:
     file = file_of(tmp_path, kind)
     checked = check_checkpoint(ModelSettings(tmp_path, torch.device("cpu"), dtype="float32"), 1)
     sizes = {name: file.get_tensor(name).numel() for name in file.tensors}
     plain = sum(n for name, n in sizes.items() if "norm" in name or "embed" in name)
-    expected = plain * 4 + (sum(sizes.values()) - plain) * bits // 8
+    expected = plain * 4 + int((sum(sizes.values()) - plain) * bits / 8)
     assert checked.weights_bytes == expected

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from model_server.executor.grouped import (
     GroupedWeight,
+    GroupValues,
     RoundedParameters,
     alike,
     group_len_of,
@@ -49,13 +50,32 @@ def test_the_longest_group_that_divides(length: int, group_len: int | None) -> N
 
 def test_weights_become_alike_without_another_value() -> None:
     numbers = torch.arange(128, dtype=torch.uint8).repeat(2, 1) % 16
-    first = GroupedWeight(numbers, normal(2, 1), None, 8, 4)
-    second = GroupedWeight(numbers, normal(2, 4), normal(2, 4), 0, 4)
+    first = GroupedWeight(numbers, GroupValues(normal(2, 1)), None, 8, 4)
+    scales, minimums = GroupValues(normal(2, 4)), GroupValues(normal(2, 4))
+    second = GroupedWeight(numbers, scales, minimums, 0, 4)
     found = alike([first, second])
     assert {each.group_len for each in found} == {32}
     assert all(each.minimums is not None for each in found)
     for before, after in zip((first, second), found, strict=True):
         assert torch.equal(after.dense(), before.dense())
+
+
+def test_scales_are_stored_in_as_few_bits_as_keep_them() -> None:
+    numbers = torch.zeros(2, 512, dtype=torch.uint8)
+    floats = GroupedWeight(numbers, GroupValues(normal(2, 16)), None, 8, 4)
+    halves = GroupedWeight(numbers, GroupValues(normal(2, 16).half().float()), None, 8, 4)
+    of_bytes = GroupValues(torch.full((2, 16), -3, dtype=torch.int8), normal(2, 2))
+    with_factors = GroupedWeight(numbers, of_bytes, None, 8, 4)
+    for weights, dtype in (
+        ([floats], torch.float32),
+        ([halves], torch.float16),
+        ([with_factors], torch.int8),
+        ([halves, with_factors], torch.float32),
+    ):
+        found = alike(weights)
+        assert {each.scales.values.dtype for each in found} == {dtype}
+        for before, after in zip(weights, found, strict=True):
+            assert torch.equal(after.scales.floats(), before.scales.floats())
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,8 @@ void pack_bf16(const Matrix *shape, const uint16_t *const *rows, void *packed, f
                int32_t *sums) {
   pack_panels(*shape, rows, 0, shape->num_panels(), packed, scales, sums);
 }
-void pack_in_groups(const Matrix *shape, const uint8_t *const *rows, const float *const *scales,
-                    const float *const *minimums) {
-  pack_groups(*shape, rows, scales, minimums, 0, shape->num_panels(),
-              const_cast<void *>(shape->packed), const_cast<float *>(shape->scales),
-              const_cast<float *>(shape->minimums));
+void pack_in_groups(const Matrix *shape, const GroupSources *from) {
+  pack_groups(*shape, *from, 0, shape->num_panels());
 }
 void multiply_f32(const Matrix *matrix, const float *rows, int64_t num_rows, int64_t row_stride,
                   int32_t many, float *to) {

@@ -4,6 +4,7 @@ import ctypes
 import math
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.executor.grouped import GroupedWeight
-from model_server.executor.weights import COLUMNS, FORMATS, MatrixStruct
+from model_server.executor.grouped import FACTOR_LEN, GroupedWeight, GroupValues
+from model_server.executor.weights import (
+    COLUMNS,
+    FORMATS,
+    GROUP_STORAGES,
+    GroupSourcesStruct,
+    MatrixStruct,
+)
 from native.compiler import Source
 from native.instruction_sets import usable
 from native.library import load_native
@@ -115,30 +122,42 @@ class GroupedMatrix:
         self._library = library
         self._matrix = MatrixStruct(n=n, k=k, group_len=weight.group_len, zero=weight.zero)
         self._matrix.format = FORMATS[format]
+        self._matrix.storage = GROUP_STORAGES[weight.scales.values.dtype]
         num_bytes = library.packed_bytes(ctypes.byref(self._matrix))
         self._memory = torch.zeros(num_bytes + 64, dtype=torch.uint8)
         self._matrix.packed = (self._memory.data_ptr() + 63) // 64 * 64
-        self._scales, self._minimums = torch.zeros(2, padded_n * k // weight.group_len)
-        self._matrix.scales = self._scales.data_ptr()
-        if weight.minimums is not None:
-            self._matrix.minimums = self._minimums.data_ptr()
         self._bias = torch.zeros(padded_n)
         if bias is not None:
             self._bias[:n] = bias
             self._matrix.bias = self._bias.data_ptr()
-        library.pack_in_groups(
-            ctypes.byref(self._matrix),
-            *map(_rows, (weight.numbers, weight.scales, weight.minimums)),
-        )
+        numbers = _rows(weight.numbers)
+        kept: list[Any] = [numbers]
+        sources = GroupSourcesStruct(numbers=_address(numbers))
+        self._values: list[Tensor] = []
+        for values, to, source in (
+            (weight.scales, self._matrix.group_scales, sources.scales),
+            (weight.minimums, self._matrix.group_minimums, sources.minimums),
+        ):
+            for name in ("values", "factors"):
+                tensor = None if values is None else getattr(values, name)
+                if tensor is None:
+                    continue
+                self._values.append(tensor.new_zeros(padded_n, tensor.shape[1]))
+                setattr(to, name, self._values[-1].data_ptr())
+                kept.append(_rows(tensor))
+                setattr(source, name, _address(kept[-1]))
+        library.pack_in_groups(ctypes.byref(self._matrix), ctypes.byref(sources))
 
     def times(self, rows: Tensor, *, interleaved: bool) -> Tensor:
         return _times(self._library, self._matrix, rows, interleaved=interleaved)
 
 
-def _rows(tensor: Tensor | None) -> Any:
-    if tensor is None:
-        return None
+def _rows(tensor: Tensor) -> Any:
     return (ctypes.c_void_p * len(tensor))(*(row.data_ptr() for row in tensor))
+
+
+def _address(array: Any) -> int:
+    return ctypes.addressof(array)
 
 
 def _suffix(x: Tensor) -> str:
@@ -281,12 +300,13 @@ def in_groups(
     scales = torch.randint(-3, 9, shape, generator=generator).float()
     minimums = torch.randint(-60, 20, shape, generator=generator).float()
     numbers = torch.randint(0, 1 << bits, (n, k), generator=generator, dtype=torch.uint8)
-    return GroupedWeight(numbers, scales, minimums if has_minimums else None, zero, bits)
+    least = GroupValues(minimums) if has_minimums else None
+    return GroupedWeight(numbers, GroupValues(scales), least, zero, bits)
 
 
 # The largest number of a row, by the format.
-MOST = {"int4": 127, "int4_wide": 32767, "grouped_int8": 32767}
-BITS = {"int4": 4, "int4_wide": 4, "grouped_int8": 8}
+BITS = {"int4": 4, "int4_wide": 4, "int5_wide": 5, "int6_wide": 6, "grouped_int8": 8}
+MOST = {name: 127 if name == "int4" else 127 * 256 + 127 for name in BITS}
 GROUPS = [(64, 128, 128), (37, 192, 64), (70, 96, 32), (32, 48, 16)]
 
 
@@ -316,6 +336,8 @@ def test_products_in_groups_are_those_of_their_values(
     group_len: int,
     has_minimums: bool,
 ) -> None:
+    if format == "int5_wide" and group_len < 32:
+        pytest.skip("such groups are packed in 6 bits")
     weight = in_groups(n, k, group_len, bits=BITS[format], has_minimums=has_minimums)
     rows = whole_rows(13, k, MOST[format])
     bias = normal(n).round()
@@ -328,11 +350,37 @@ def test_products_in_groups_are_those_of_their_values(
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @pytest.mark.parametrize("format", MOST)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+def test_scales_in_fewer_bits_give_the_bits_that_their_floats_give(
+    libraries: dict[str, ctypes.CDLL], name: str, format: str, dtype: torch.dtype
+) -> None:
+    weight = in_groups(70, 512, 64, bits=BITS[format])
+    if dtype == torch.float16:
+        weight.scales.values[:, 0] = 2.0**-24  # the least, which has one digit
+        narrow = weight.with_values_in(dtype)
+    else:
+        factors = normal(70, 512 // FACTOR_LEN)
+        narrow = replace(
+            weight,
+            scales=GroupValues(weight.scales.values.to(dtype), factors),
+            minimums=GroupValues(weight.scales.values.to(dtype), -2 * factors),
+        )
+    weight = narrow.with_values_in(torch.float32)
+    rows = normal(5, 512)
+    found, expected = (
+        GroupedMatrix(libraries[name], each, format=format).times(rows, interleaved=False)
+        for each in (narrow, weight)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("format", MOST)
 def test_the_extremes_of_a_group_fit_their_sums(
     libraries: dict[str, ctypes.CDLL], name: str, format: str
 ) -> None:
     numbers = torch.full((32, 256), (1 << BITS[format]) - 1, dtype=torch.uint8)
-    weight = GroupedWeight(numbers, torch.ones(32, 2), None, 0, BITS[format])
+    weight = GroupedWeight(numbers, GroupValues(torch.ones(32, 2)), None, 0, BITS[format])
     rows = torch.full((2, 256), float(MOST[format]))
     rows[1] *= -1
     found = GroupedMatrix(libraries[name], weight, format=format).times(rows, interleaved=False)
@@ -349,7 +397,7 @@ def test_a_number_far_larger_than_all_others_takes_digits_of_its_group_alone(
     rows[:, 40] = 1e6
     weight.numbers[:, 32:64] = 0
     assert weight.minimums is not None
-    weight.minimums[:, 1] = 0
+    weight.minimums.values[:, 1] = 0
     matrix = GroupedMatrix(libraries[name], weight, format=format)
     expected = rows.double() @ weight.dense().double().T
     error = (matrix.times(rows, interleaved=True) - expected).abs().max() / expected.std()
