@@ -13,7 +13,7 @@ side:  constant | hole, or a measure of it | uncounted parts | sum of a measure 
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import assert_never
@@ -181,48 +181,41 @@ def require_text(name: str, kind: HoleKind, place: Place) -> None:
 FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
 # The server's language has numbers of at most 18 digits, more than any count needs.
 MAX_BOUND = 10**18 - 1
+# The measures that the kinds of numbers are.
+_NUMBERS: Mapping[str, Measure | None] = {INT.name: Measure.INT, FLOAT.name: None}
 # All substrings of a text are listed if they have at most so many characters together.
 _MAX_SUBSTRINGS_LEN = 20_000
 
 
-def measured(measure: Measure, relation: str, constant: object, place: Place) -> Expression:
-    """A measure of the hole compared with a number, or `in` some numbers."""
-    constant = bare(constant)
-    if relation in FLIPPED:
-        _require_number(constant, measure.value, place)
-        return _bounded(measure, relation, exact_number(constant))
-    numbers = _numbers(constant)
-    if relation not in ("in", "not in") or numbers is None:
-        what = f"{measure.value} is a number, compared with numbers"
-        raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
-    is_one = _among(measure, numbers)
-    if relation == "in":
-        return is_one
-    # A text that is no integer satisfies no comparison.
-    return And((IsInt(), opposite(is_one))) if measure is Measure.INT else opposite(is_one)
+def measured(measure: Measure | None, relation: str, constant: object, place: Place) -> Expression:
+    """A measure of the hole compared with a number, or `in` some numbers.
 
-
-def decimal(relation: str, constant: object, place: Place) -> Expression:
-    """float(X), or a hole of that kind, compared with a number."""
+    measure: None: float(X), or a hole of that kind
+    """
+    what = f"{'float(X)' if measure is None else measure.value} is a number, compared with numbers"
+    value = bare(constant)
     if relation in FLIPPED:
-        _require_number(bare(constant), "float(X)", place)
+        if not is_number(value):
+            raise BadCondition(f"{what}. Given: {described(value)}", place)
         number = exact_number(constant)
+        if measure is not None:
+            return _bounded(measure, relation, number)
         if number.is_finite():
             return numerals_related(relation, number)
         return _beyond(relation, number, IsFloat())
-    numbers = _numbers(bare(constant))
+    numbers = _numbers(value)
     if relation not in ("in", "not in") or numbers is None:
-        what = "float(X) is a number, compared with numbers"
-        raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
-    found = numerals_among(map(exact_number, numbers))
-    return found if relation == "in" else And((IsFloat(), opposite(found)))
-
-
-def _require_number(constant: object, what: str, place: Place) -> None:
-    if not is_number(constant):
-        raise BadCondition(
-            f"{what} is a number, compared with numbers. Given: {described(constant)}", place
-        )
+        raise BadCondition(f"{what}. Given: {relation} {described(value)}", place)
+    if measure is None:
+        is_one = numerals_among(map(exact_number, numbers))
+    else:
+        is_one = _among(measure, numbers)
+    if relation == "in":
+        return is_one
+    # A text that is no number satisfies no comparison.
+    if measure is None:
+        return And((IsFloat(), opposite(is_one)))
+    return And((IsInt(), opposite(is_one))) if measure is Measure.INT else opposite(is_one)
 
 
 def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
@@ -322,10 +315,8 @@ def text_of(constant: object) -> str | None:
 def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression:
     value = bare(constant)
     text = text_of(constant)
-    if is_number(value) and kind.name == INT.name:
-        return measured(Measure.INT, relation, value, place)
-    if is_number(value) and kind.name == FLOAT.name:
-        return decimal(relation, constant, place)
+    if is_number(value) and kind.name in _NUMBERS:
+        return measured(_NUMBERS[kind.name], relation, constant, place)
     if text is None and is_number(value):
         what = f"the hole is {kind.name} and never {described(value)}"
         raise BadCondition(f"{what}: compare int(X), or write [X: int]", place)
@@ -335,10 +326,8 @@ def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Exp
 
 def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
     value = bare(constant)
-    if kind.name == INT.name and is_number(value):
-        return measured(Measure.INT, relation, constant, place)
-    if kind.name == FLOAT.name and is_number(value):
-        return decimal(relation, constant, place)
+    if is_number(value) and kind.name in _NUMBERS:
+        return measured(_NUMBERS[kind.name], relation, constant, place)
     if isinstance(value, str) and kind.python is str:
         return None
     is_text_with_number = kind.python is str and is_number(value)
@@ -368,8 +357,7 @@ def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None
     if texts or not numbers:
         parts.append(OneOf(texts))
     if numbers:
-        is_int = kind.name == INT.name
-        parts.append(_among(Measure.INT, numbers) if is_int else decimal("in", numbers, place))
+        parts.append(measured(_NUMBERS[kind.name], "in", numbers, place))
     return any_of(parts)
 
 
@@ -600,7 +588,7 @@ def _against(
         case _Folded(fold):
             return _folded_comparison(fold, relation, bare(constant), place)
         case _Comparable("float"):
-            return exactly(decimal(relation, constant, place))
+            return exactly(measured(None, relation, constant, place))
         case _Comparable("type"):
             return exactly(_typed(relation, constant, place, current.kind))
         case _Comparable("hole"):
