@@ -50,6 +50,22 @@ async def test_an_image_of_a_chat_is_refused_where_the_model_does_not_see(
     assert error["error"] == f"`{place}` is an image, and this model reads text alone"
 
 
+@pytest.mark.parametrize(
+    ("command", "holes"), [("SCORE", None), ("BEAMS", "holes[0].")], ids=["SCORE", "BEAMS"]
+)
+async def test_an_image_is_refused_by_name_where_only_texts_are_taken(
+    command: str, holes: str | None
+) -> None:
+    prompt = {"messages": [{"role": "user", "content": [IMAGE]}]}
+    fields = {"width": 2, "holes": [prompt]} if holes else {**prompt, "scored": ["yes"]}
+    async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
+        await talk.hello()
+        error = await talk.error(command, **fields)
+
+    assert error["error"].endswith("is an image, which GENERATE alone takes")
+    assert error["field"] == f"{holes or ''}messages[0].content[0].image_url"
+
+
 @pytest.mark.parametrize("num_asked", [0, 1, 3])
 async def test_the_chosen_token_is_among_the_alternatives(num_asked: int) -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
