@@ -36,6 +36,7 @@ OnState = Callable[[State], None]
 
 # Refusals of invalid constraints; other refusals mean that a constraint is unsatisfiable.
 _MEANINGLESS = ("malformed", "not_enforced")
+_BROKEN_OFF = ("deadline", "cancelled")
 # The interval of reports while holes are being filled.
 _VIEW_S = 0.1
 _PROMPT = re.compile(r"(?:holes\[\d+\]\.)?text")
@@ -109,7 +110,7 @@ class RequestSender:
         async with aclosing(self.model.search(call)) as parts:
             async for part in parts:
                 if isinstance(part, BeamsAnswer):
-                    return part
+                    return _whole(part)
                 if part.beams:
                     self._show(ats[part.beams[0].hole], part.beams[0].text)
         raise ServerFailed("the stream has no end", "protocol")
@@ -121,13 +122,13 @@ class RequestSender:
 
     async def _answer(self, at: AtHole, call: GenerateCall) -> Answer:
         if self.on_state is None:
-            return await self.model.generate(call)
+            return _whole(await self.model.generate(call))
         self._show(at, "")
         text = ""
         async with aclosing(self.model.stream(call)) as stream:
             async for part in stream:
                 if isinstance(part, Answer):
-                    return part
+                    return _whole(part)
                 text += part.text
                 self._show(at, text)
         raise ServerFailed("the stream has no end", "protocol")
@@ -146,6 +147,13 @@ class RequestSender:
                 stop=at.call.stop,
             )
         )
+
+
+def _whole(answer: AnswerT) -> AnswerT:
+    """Raises ServerFailed for an answer that was broken off."""
+    if not isinstance(answer, Scores) and answer.finish_reason in _BROKEN_OFF:
+        raise ServerFailed(f"the request ended by {answer.finish_reason}", "broken_off")
+    return answer
 
 
 def ended(trace: int, prompt_parts: PromptParts) -> State:

@@ -22,7 +22,7 @@ from client.calls import (
     Scores,
     Usage,
 )
-from client.errors import ServerFailed, TandemError
+from client.errors import TandemError
 from client.query.running.decoding import Choice
 from client.query.running.transcript import Span
 
@@ -134,7 +134,6 @@ class CallerTrace:
 
 Call: TypeAlias = GenerateCall | BeamsCall | ScoreCall
 AnswerT = TypeVar("AnswerT", Answer, BeamsAnswer, Scores)
-_BROKEN_OFF = ("deadline", "cancelled")
 _KINDS: Mapping[type, str] = {GenerateCall: "generate", BeamsCall: "beams", ScoreCall: "score"}
 
 
@@ -157,16 +156,13 @@ class Recorder:
     async def recorded(
         self, subject: RequestSubject, call: Call, answering: Awaitable[AnswerT]
     ) -> AnswerT:
-        """The answer. Raises ServerFailed for one that was broken off."""
         began_s = time.perf_counter()
         try:
             answer = await answering
-            reason = None if isinstance(answer, Scores) else answer.finish_reason
-            if reason in _BROKEN_OFF:
-                raise ServerFailed(f"the request ended by {reason}", "broken_off")
         except TandemError as error:
             self._record(subject, call, began_s, error, Usage(), None)
             raise
+        reason = None if isinstance(answer, Scores) else answer.finish_reason
         self._record(subject, call, began_s, answer, answer.usage, reason)
         return answer
 

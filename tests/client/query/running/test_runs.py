@@ -3,18 +3,20 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message
-from client.errors import ConstraintRefused, Overloaded
+from client.errors import ConstraintRefused, Overloaded, ServerFailed
 from client.query import (
     BadProgram,
     F,
     NotSatisfied,
     Result,
     Unsatisfiable,
+    generate,
     query,
     run,
     run_all,
@@ -181,6 +183,22 @@ class Refusing(ScriptedModel):
 async def test_errors_of_the_server_come_as_they_are() -> None:
     with pytest.raises(Overloaded, match="later"):
         await run(GREETING, model=Refusing(Overloaded("later")))
+
+
+class Hurried(ScriptedModel):
+    """Has answers that a deadline cuts short."""
+
+    async def generate(self, call: GenerateCall) -> Answer:
+        return replace(await super().generate(call), finish_reason="deadline")
+
+
+async def test_an_answer_that_was_broken_off_fills_no_hole_but_is_one_to_a_single_call() -> None:
+    model = Hurried(lambda prompt: ["yes"])
+    text = 'answer = await generate("a")\n"{answer.finish_reason}"'
+
+    with pytest.raises(ServerFailed, match="the request ended by deadline"):
+        await run('"[X]"', model=model)
+    assert (await run(text, {"generate": generate}, model=model)).prompt == "deadline"
 
 
 async def test_a_text_that_its_budget_cut_short_of_its_conditions_is_no_result() -> None:
