@@ -57,7 +57,9 @@ async def test_an_image_is_refused_by_name_where_only_texts_are_taken(
     command: str, holes: str | None
 ) -> None:
     prompt = {"messages": [{"role": "user", "content": [IMAGE]}]}
-    fields = {"width": 2, "holes": [prompt]} if holes else {**prompt, "scored": ["yes"]}
+    fields: dict[str, Any] = (
+        {"width": 2, "holes": [prompt]} if holes else {**prompt, "scored": ["yes"]}
+    )
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
         await talk.hello()
         error = await talk.error(command, **fields)
