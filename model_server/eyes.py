@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from model_server.errors import ImageRefused
 from model_server.zoo import HfModel
@@ -99,42 +100,35 @@ def beside(model: HfModel) -> HfModel:
 
 
 class Eyes:
-    """The parts of a model that see. Two threads may look at a time, if they are apart.
+    """The parts of a model that see. Two threads may look at a time, and ranks by themselves.
 
-    model:          all of it
+    model:          which steps do not call
     image_token_id: the token of a span in whose place a row goes
     row_scale:      of rows, where an executor's embeddings are larger than the class's own
-    is_apart:       steps do not call the model
 
-    Raises Blind for a model that is all decoder.
+    Raises Blind for a model that is all decoder, or whose other parts are divided over ranks.
     """
 
-    def __init__(
-        self,
-        model: HfModel,
-        image_token_id: int,
-        *,
-        row_scale: float = 1.0,
-        is_apart: bool = False,
-    ) -> None:
+    def __init__(self, model: HfModel, image_token_id: int, *, row_scale: float = 1.0) -> None:
         self.image_token_id = image_token_id
-        self.is_apart = is_apart
         module = model.module
         self._model = model
         self._decoder = decoder_of(module)
         self._row_scale = row_scale
-        own = {id(parameter) for parameter in self._decoder.parameters()}
-        tower = next((each for each in module.parameters() if id(each) not in own), None)
-        if tower is None:
+        texts = (self._decoder, module.get_output_embeddings())
+        own = {id(each) for part in texts if part is not None for each in part.parameters()}
+        tower = [each for each in module.parameters() if id(each) not in own]
+        if not tower:
             raise Blind("nothing in it sees")
-        self._dtype = tower.dtype
-        self._device = tower.device
-        if is_apart:
-            embedding = module.get_input_embeddings()
-            width = module.config.get_text_config().hidden_size
-            blank = torch.zeros(1, 1, width, dtype=embedding.weight.dtype, device=self._device)
-            # What is embedded of text is not looked at.
-            embedding.forward = lambda token_ids: blank.expand(*token_ids.shape, -1).clone()
+        if any(isinstance(each, DTensor) for each in tower):
+            raise Blind("what sees in it is divided over the ranks")
+        self._dtype = tower[0].dtype
+        self._device = tower[0].device
+        embedding = module.get_input_embeddings()
+        width = module.config.get_text_config().hidden_size
+        blank = torch.zeros(1, 1, width, dtype=embedding.weight.dtype, device=self._device)
+        # What is embedded of text is not looked at.
+        embedding.forward = lambda token_ids: blank.expand(*token_ids.shape, -1).clone()
 
     def look(self, span_ids: Tensor, tensors: Mapping[str, Tensor]) -> Sight:
         """span_ids [span_len] int64; tensors: what the class takes of this one image.

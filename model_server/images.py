@@ -35,7 +35,7 @@ _DTYPES = {
 class Gallery:
     """What was seen lately, by the images' digests: an image that comes again is not looked at.
 
-    A step and `look_ahead` may ask at the same time, from two threads.
+    Two threads may ask at the same time: that of steps, and one that looks ahead of them.
 
     eyes: of the model
     """
@@ -45,14 +45,6 @@ class Gallery:
         self._num_bytes = 0
         self._sights: OrderedDict[bytes, Sight] = OrderedDict()
         self._lock = Lock()
-
-    def look_ahead(self, image: Image, span_ids: Sequence[int]) -> None:
-        """Look at an image that a step will ask for; where only a step can, do nothing.
-
-        Raises as `sight`.
-        """
-        if self._eyes.is_apart:
-            self.sight(image, span_ids)
 
     def sight(self, image: Image, span_ids: Sequence[int]) -> Sight:
         """Raises ImageRefused, torch.OutOfMemoryError or MemoryError."""

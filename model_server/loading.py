@@ -261,7 +261,7 @@ def _load_dense(
         )
         widen(model.module, recipe.wide_names(), settings.folder)
         if world.world_size > 1:
-            seeing.begin(model, recipe, is_divided=True)
+            seeing.begin(model, recipe, proves=False)
             executor = load_unproven(model, recipe, build)
             seeing.end(executor, settings.device)
         else:
@@ -368,7 +368,7 @@ def _begin_seeing(
         seeing.be_blind(f"beside weights in 4 bits what sees cannot be read: {error}")
         return
     whole = zoo.with_layers(eyes, checked.config, parameters, trust_remote_code=trust)
-    seeing.begin(eyes, recipe, is_divided=device != settings.device, whole=whole)
+    seeing.begin(eyes, recipe, proves=device == settings.device, whole=whole)
     for name in recipe.last_uses().keys() & dict(eyes.module.named_parameters()).keys():
         parameter = eyes.module.get_parameter(name)
         parameter.data = parameter.new_empty(0)
@@ -462,7 +462,7 @@ def _load_zoo(
     dtype = checked.dtype
     device = settings.device
     model = _read_weights(settings, checked, dtype, device, checked.num_shards, sees=seeing.may_see)
-    seeing.begin(model, is_divided=checked.num_shards > 1)
+    seeing.begin(model)
     expected = gate.expected_logits(model, device)
     memory = gate.learn_memory(model, device)
     plans = gate.probe_layers(model, memory, ReferenceAttention(), dtype, device, expected)

@@ -298,7 +298,7 @@ class Runner:
         if self._gallery is None:
             raise ImageRefused("images are not served here")
         try:
-            self._gallery.look_ahead(image, span_ids)
+            self._gallery.sight(image, span_ids)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemory(f"there is no memory to look at an image: {error}") from error
 

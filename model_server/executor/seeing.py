@@ -62,11 +62,6 @@ class _Proof(NamedTuple):
     expected: Tensor | None
     row_scale: float
 
-    @property
-    def is_apart(self) -> bool:
-        """See Eyes."""
-        return self.recipe is not None or self.eyes_model is not self.model
-
 
 class Seeing:
     """What is found of a model's sight as it is loaded; in the end `sight` or `blind_reason`.
@@ -122,19 +117,19 @@ class Seeing:
         model: HfModel,
         recipe: Recipe | None = None,
         *,
-        is_divided: bool = False,
+        proves: bool = True,
         whole: HfModel | None = None,
     ) -> None:
         """The model has its weights, which are to be packed by a recipe, if there is one.
 
-        is_divided: this rank will have a part of them, or has
-        whole:      what computes logits, where the model has no layers for text
+        proves: there will be logits to compare
+        whole:  what computes logits, where the model has no layers for text
         """
         if not self.may_see or self._noise is None or self._image_token_id is None:
             return
         try:
-            proof = _proof(model, self._image_token_id, self._noise, recipe, is_divided=is_divided)
-            if recipe is None or not is_divided:
+            proof = _proof(model, self._image_token_id, self._noise, recipe)
+            if proves:
                 proof = proof._replace(expected=_expected(whole or model, proof, self._native))
         except Blind as reason:
             self.be_blind(str(reason))
@@ -172,15 +167,10 @@ class Seeing:
         """Raises Blind, and whatever a class of other people raises."""
         assert self._image_token_id is not None
         module = proof.eyes_model.module
-        if proof.is_apart:
+        if proof.recipe is not None:
             # What was packed is elsewhere.
             module.to(device)
-        eyes = Eyes(
-            proof.eyes_model,
-            self._image_token_id,
-            row_scale=proof.row_scale,
-            is_apart=proof.is_apart,
-        )
+        eyes = Eyes(proof.eyes_model, self._image_token_id, row_scale=proof.row_scale)
         image = proof.image
         span_ids = proof.token_ids[image.start : image.stop].cpu()
         try:
@@ -232,8 +222,6 @@ def _proof(
     image_token_id: int,
     noise: ProcessedImage,
     recipe: Recipe | None,
-    *,
-    is_divided: bool,
 ) -> _Proof:
     """Without the logits. Raises Blind for a model that does not see."""
     if image_token_id not in noise.span_ids:
@@ -246,8 +234,7 @@ def _proof(
     device = next(model.module.parameters()).device
     token_ids = torch.cat((before, span_ids, behind)).to(device)
     row_scale = 1.0 if recipe is None else _row_scale(model, recipe, token_ids[:1])
-    # Where ranks compute one class together, none of them may call it alone.
-    eyes_model = beside(model) if recipe is None and not is_divided else model
+    eyes_model = beside(model) if recipe is None else model
     return _Proof(model, eyes_model, recipe, token_ids, image, None, row_scale)
 
 

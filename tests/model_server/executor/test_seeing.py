@@ -434,33 +434,38 @@ def test_whatever_goes_wrong_with_the_image_text_is_served(
     assert model.blind_reason == "with an image it fails: ZeroDivisionError: division by zero"
 
 
-def _on_rank(name: str, folder: Path, world: World) -> tuple[Any, Any]:
+def _on_rank(name: str, folder: Path, world: World, *, by_recipe: bool) -> tuple[Any, Any]:
     """The logits of a prompt, and what the rank sees of its first image."""
     one = seeing_models.build(name)
     prompt = one.prompt(0, 1)
-    settings = ModelSettings(folder, torch.device("cpu"), dtype="float32")
-    checked = check_checkpoint(settings, 1)
-
-    # On a CPU a recipe is for one rank.
-    pytest.MonkeyPatch().setattr(loading, "_build_of", build_for_gpus)
-    model = loading.load_checked(settings, checked, world, one.noise)
-    assert model.executor == "dense, float32, sdpa attention"
+    if by_recipe:
+        settings = ModelSettings(folder, torch.device("cpu"), dtype="float32")
+        # On a CPU a recipe is for one rank.
+        pytest.MonkeyPatch().setattr(loading, "_build_of", build_for_gpus)
+        checked = check_checkpoint(settings, 1)
+        model = loading.load_checked(settings, checked, world, one.noise)
+        assert model.executor == "dense, float32, sdpa attention"
+    else:
+        model = load(folder, world, noise=one.noise)
+        assert model.executor.startswith("zoo, ")
     assert model.sight is not None, model.blind_reason
     image = prompt.images[0]
-    sight = model.sight.eyes.look(
-        torch.tensor(prompt.token_ids[image.start : image.stop]), tensors_of(image)
-    )
+    span_ids = torch.tensor(prompt.token_ids[image.start : image.stop])
+    # One looks again, while the other does something else.
+    for _ in range(1 + world.rank):
+        sight = model.sight.eyes.look(span_ids, tensors_of(image))
     return logits_of(model, prompt).numpy(), sight.rows.numpy()
 
 
+@pytest.mark.parametrize("by_recipe", [True, False])
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3"])
 def test_over_two_ranks_each_sees_the_same_and_logits_are_those_of_the_class(
-    name: str, tmp_path: Path
+    name: str, by_recipe: bool, tmp_path: Path
 ) -> None:
     one = seeing_models.build(name)
     one.save(tmp_path)
     expected = one.logits(one.prompt(0, 1))
-    first, second = on_two_ranks(partial(_on_rank, name, tmp_path))
+    first, second = on_two_ranks(partial(_on_rank, name, tmp_path, by_recipe=by_recipe))
     assert relative_error(torch.from_numpy(first[0]), expected) < 1e-5
     assert np.array_equal(first[1], second[1])
 
