@@ -11,8 +11,7 @@ from functools import lru_cache
 from constraints.engine import LIMITS, GrammarLanguage, error_of
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary
-from constraints.regex.automaton import Automaton
-from constraints.regex.dfa import automaton_of
+from constraints.regex.dfa import Automaton, automaton_of
 from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import around
 from constraints.regex.syntax import Dialect, parse

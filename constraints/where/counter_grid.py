@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.regex.automaton import Sources
+from constraints.regex.dfa import Sources
 from constraints.regex.limits import MAX_CELLS
 from constraints.where.machine import Counter, Counts, Grid, Machine
 

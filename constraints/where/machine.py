@@ -2,7 +2,7 @@
 
 atoms -> automata -> common partition of characters -> reachable joint states -> minimal states
 
-The automaton of each atom is complete, as in `constraints.regex.automaton`. Of the machine,
+The automaton of each atom is complete, as in `constraints.regex.dfa`. Of the machine,
 unreachable and dead states are removed, equivalent ones merged. A dropped stop phrase may end an
 output, and is then no part of it:
 
@@ -32,16 +32,16 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.regex.automaton import (
+from constraints.regex.char_sets import WHITESPACE, Partition, join
+from constraints.regex.dfa import (
     Automaton,
     Flags,
     Steps,
     can_reach,
+    matches,
     numbered,
     refined,
 )
-from constraints.regex.char_sets import WHITESPACE, Partition, join
-from constraints.regex.dfa import matches
 from constraints.regex.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.regex.writing import between
 from constraints.where.evaluate import related

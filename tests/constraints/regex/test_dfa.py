@@ -8,8 +8,7 @@ import pytest
 
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, NotEnforced
-from constraints.regex.automaton import Automaton
-from constraints.regex.dfa import matches
+from constraints.regex.dfa import Automaton, matches
 from constraints.regex.limits import OutOfReach
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import byte_vocabulary

@@ -9,8 +9,8 @@ import pytest
 
 from constraints.engine import HEADER, LIMITS, GrammarLanguage, error_of
 from constraints.errors import NotEnforced
-from constraints.regex.automaton import Automaton
 from constraints.regex.char_sets import Partition
+from constraints.regex.dfa import Automaton
 from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import conjuncts, opposites, pattern_of
 from constraints.regex.syntax import Pattern

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.regex.automaton import Automaton, Sources, can_reach
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
-from constraints.regex.dfa import matches
+from constraints.regex.dfa import Automaton, Sources, can_reach, matches
 from constraints.token_trie import TokenTrie
 from constraints.where.compile import compile_where
 from constraints.where.evaluate import holds
