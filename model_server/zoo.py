@@ -531,11 +531,13 @@ def load(
     num_shards: int,
     left_out: tuple[str, ...] = (),
     tensors: Mapping[str, Tensor] | None = None,
+    has_layers: bool = True,
 ) -> HfModel:
     """The model with its weights on `device`: this rank's of `num_shards` parts of them.
 
     left_out: names of parts that are not loaded, as `build_empty` found them
     tensors:  in place of the files of `folder`, by the class's names
+    has_layers: False: by its config, which says nothing of those in the files
 
     Raises CheckpointBroken when a weight is missing or misshapen, ModelRefused when transformers
     cannot load it or has no plan to shard it, OutOfMemory when it does not fit.
@@ -568,6 +570,9 @@ def load(
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"{folder}: its weights do not fit on {device}") from error
     _require_whole(folder, report)
+    unexpected = sorted(report.get("unexpected_keys") or ())
+    if unexpected and has_layers:
+        _log.info("%s: %d weights are of no use, %s", folder, len(unexpected), unexpected[0])
     return HfModel(module.eval(), left_out)
 
 
@@ -590,6 +595,7 @@ def load_without_layers(
             device=device,
             trust_remote_code=trust_remote_code,
             num_shards=1,
+            has_layers=False,
         )
 
 
@@ -709,8 +715,6 @@ def _require_whole(folder: Path, report: Mapping[str, Any]) -> None:
         if names:
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise CheckpointBroken(f"{folder}: {fault} ({len(names)}): {shown}")
-    if unexpected := sorted(report.get("unexpected_keys") or ()):
-        _log.info("%s: %d weights are of no use, %s", folder, len(unexpected), unexpected[0])
 
 
 def _brief(error: BaseException) -> str:
