@@ -115,10 +115,10 @@ async def _serve(settings: config.ServeConfig, prepared: Prepared | None) -> int
         fatal.append(error)
         stop.set()
 
-    loop = asyncio.get_running_loop()
-
     def on_lost(error: RanksLost) -> None:
-        loop.call_soon_threadsafe(on_fatal, error)
+        # A step that waits for them hangs, and a farewell would wait for the step; the launcher
+        # would take that for a hang of this shard's own.
+        _end([error])
 
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
