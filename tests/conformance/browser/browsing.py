@@ -202,9 +202,8 @@ def visiting(
     visit.watch()
     yield visit
     context.close()
-    assert [
-        each for each in visit.troubles if not any(words in each for words in visit.provoked)
-    ] == []
+    others = [each for each in visit.troubles if not any(words in each for words in visit.provoked)]
+    assert others == [], others
 
 
 def downloaded(path: Path) -> str:
