@@ -1,8 +1,10 @@
 """The jobs and answers of workers, as JSON. Imports no engine, so clients need not load one."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from constraints.errors import (
     ConstraintError,
@@ -18,11 +20,9 @@ from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNot
 from constraints.spec import (
     MAX_SENT_CHARS,
     ConstraintSpec,
-    Kind,
     StopRule,
     ThoughtRule,
     Translation,
-    Whitespace,
 )
 
 
@@ -61,81 +61,44 @@ class Bug:
     trace: str
 
 
+_T = TypeVar("_T")
+# The fields of what is sent, with their types.
+_FIELDS: dict[Any, dict[str, Any]] = {
+    each: get_type_hints(each)
+    for each in (
+        Check,
+        Judge,
+        Verify,
+        ConstraintSpec,
+        StopRule,
+        ThoughtRule,
+        CheckResult,
+        JudgeResult,
+        VerifyResult,
+        Judgement,
+        SpellingNote,
+        Translation,
+        Bug,
+    )
+}
 Job = Check | Judge | Verify
 Answer = CheckResult | JudgeResult | VerifyResult | ConstraintError | Bug
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    spec = {
-        "kind": job.spec.kind.value,
-        "text": job.spec.text,
-        "whitespace": job.spec.whitespace.value,
-        "lenient": job.spec.lenient,
-        "is_part": job.spec.is_part,
-        "any_key_order": job.spec.any_key_order,
-        "strict": job.spec.strict,
-    }
-    if isinstance(job, Verify):
-        return {"spec": spec, "finished": job.text}
-    fields: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
-    if isinstance(job, Check):
-        stops = {"stops": list(job.stops.strings), "kept": job.stops.kept}
-        thought = None if job.thought is None else asdict(job.thought)
-        return (
-            fields
-            | stops
-            | {"stop_token_ids": list(job.stops.token_ids), "may_truncate": job.may_truncate}
-            | {"thought": thought}
-        )
-    return fields | {"texts": list(job.texts)}
+    return {type(job).__name__: _plain(job)}
 
 
 def job_from_json(fields: Mapping[str, Any]) -> Job:
     """The job that `job_to_json` wrote."""
-    spec = ConstraintSpec(
-        Kind(fields["spec"]["kind"]),
-        fields["spec"]["text"],
-        Whitespace(fields["spec"]["whitespace"]),
-        fields["spec"]["lenient"],
-        fields["spec"]["is_part"],
-        fields["spec"]["any_key_order"],
-        fields["spec"]["strict"],
-    )
-    if "finished" in fields:
-        return Verify(spec, fields["finished"])
-    if "texts" in fields:
-        return Judge(spec, tuple(fields["texts"]), fields["max_len"])
-    stops = StopRule(tuple(fields["stops"]), fields["kept"], tuple(fields["stop_token_ids"]))
-    thought = None if fields["thought"] is None else ThoughtRule(**fields["thought"])
-    return Check(spec, stops, fields["max_len"], fields["may_truncate"], thought)
+    job: Job = _told((Check, Judge, Verify), fields)
+    return job
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
-    match answer:
-        case CheckResult():
-            return {
-                "min_len": answer.min_len,
-                "dropped": list(answer.dropped_phrases),
-                "not_enforced": list(answer.not_enforced),
-                "compile_s": answer.compile_s,
-                "dead_ends": answer.has_dead_ends,
-                "translation": _translation_to_json(answer.translation),
-            }
-        case JudgeResult():
-            return {
-                "shortest": answer.shortest,
-                "min_len": answer.min_len,
-                "judgements": [astuple(each) for each in answer.judgements],
-                "dropped": list(answer.dropped_phrases),
-                "not_enforced": list(answer.not_enforced),
-                "checked_at_close": list(answer.checked_at_close),
-            }
-        case VerifyResult():
-            return {"violations": list(answer.violations)}
-        case Bug():
-            return {"bug": answer.trace}
-        case _:
-            return {"error": error_to_json(answer)}
+    if isinstance(answer, ConstraintError):
+        return {"error": error_to_json(answer)}
+    return {type(answer).__name__: _plain(answer)}
 
 
 def answer_from_json(fields: Mapping[str, Any]) -> Answer:
@@ -145,61 +108,56 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
     """
     if "error" in fields:
         return error_from_json(fields["error"])
-    if "bug" in fields:
-        return Bug(fields["bug"])
-    if "violations" in fields:
-        return VerifyResult(tuple(fields["violations"]))
-    if "judgements" in fields:
-        judgements = tuple(
-            Judgement(
-                accepted,
-                position,
-                tuple(expected),
-                num_legal,
-                failure,
-                None if note is None else SpellingNote(*note),
-            )
-            for accepted, position, expected, num_legal, failure, note in fields["judgements"]
-        )
-        return JudgeResult(
-            fields["shortest"],
-            fields["min_len"],
-            judgements,
-            dropped_phrases=tuple(fields["dropped"]),
-            not_enforced=tuple(fields["not_enforced"]),
-            checked_at_close=tuple(fields["checked_at_close"]),
-        )
-    return CheckResult(
-        min_len=fields["min_len"],
-        dropped_phrases=tuple(fields["dropped"]),
-        not_enforced=tuple(fields["not_enforced"]),
-        compile_s=fields["compile_s"],
-        has_dead_ends=fields["dead_ends"],
-        translation=_translation_from_json(fields["translation"]),
-    )
+    answer: Answer = _told((CheckResult, JudgeResult, VerifyResult, Bug), fields)
+    translation = answer.translation if isinstance(answer, CheckResult) else None
+    if translation is not None and len(translation.grammar) > MAX_SENT_CHARS:
+        raise ValueError(f"the grammar has {len(translation.grammar)} characters")
+    return answer
 
 
-def _translation_to_json(translation: Translation | None) -> dict[str, Any] | None:
-    if translation is None:
-        return None
-    # Bytes as characters: JSON has no bytes.
-    return asdict(translation) | {"hints": [hint.decode("latin-1") for hint in translation.hints]}
+def _told(classes: tuple[Any, ...], fields: Mapping[str, Any]) -> Any:
+    """The message of one of the classes, whose name is the field."""
+    by_name = {each.__name__: each for each in classes if each.__name__ in fields}
+    ((name, found),) = by_name.items()
+    return _built(found, fields[name])
 
 
-def _translation_from_json(fields: Mapping[str, Any] | None) -> Translation | None:
-    if fields is None:
-        return None
-    if len(fields["grammar"]) > MAX_SENT_CHARS:
-        raise ValueError(f"the grammar has {len(fields['grammar'])} characters")
-    completion = fields["completion"]
-    return Translation(
-        fields["grammar"],
-        tuple(fields["not_enforced"]),
-        tuple(hint.encode("latin-1") for hint in fields["hints"]),
-        fields["may_run_on"],
-        None if completion is None else tuple(completion),
-        fields["watch"],
-    )
+def _plain(value: Any) -> Any:
+    """A dataclass, and what is in it, as JSON; bytes as characters."""
+    match value:
+        case Enum():
+            return value.value
+        case bytes():
+            return value.decode("latin-1")
+        case tuple():
+            return list(map(_plain, value))
+        case _ if type(value) in _FIELDS:
+            return {name: _plain(getattr(value, name)) for name in _FIELDS[type(value)]}
+    return value
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """What `_plain` wrote of a value of this type. Raises TypeError for one of another."""
+    options = get_args(kind)
+    if get_origin(kind) is UnionType:
+        (kind,) = (each for each in options if each is not NoneType)
+        return None if value is None else _built(kind, value)
+    if get_origin(kind) is tuple:
+        return tuple(_built(options[0], each) for each in _checked(list, value))
+    if kind is bytes:
+        return _checked(str, value).encode("latin-1")
+    if kind in _FIELDS:
+        types = _FIELDS[kind]
+        return kind(**{name: _built(types[name], each) for name, each in value.items()})
+    if issubclass(kind, Enum):
+        return kind(value)
+    return float(value) if kind is float else _checked(kind, value)
+
+
+def _checked(kind: type[_T], value: Any) -> _T:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 _PLAIN = (TooComplex, EngineFailed, IllegalToken)

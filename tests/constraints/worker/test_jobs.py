@@ -15,7 +15,7 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote
+from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote, VerifyResult
 from constraints.spec import (
     MAX_SENT_CHARS,
     ConstraintSpec,
@@ -31,6 +31,7 @@ from constraints.worker.jobs import (
     Check,
     Job,
     Judge,
+    Verify,
     answer_from_json,
     answer_to_json,
     error_from_json,
@@ -61,6 +62,7 @@ SPEC = ConstraintSpec(
         Check(SPEC, StopRule(), 9, thought=ThoughtRule("<é>", "</é>", is_begun=False, max_len=0)),
         Judge(SPEC, ("", "é\n"), 9),
         Judge(SPEC, (), 9),
+        Verify(SPEC, "é"),
     ],
 )
 def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
@@ -84,6 +86,7 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
             ),
         ),
         JudgeResult(None, None, (), ("\n",), ("/a",)),
+        VerifyResult(("at /a: no",)),
         Bug("Traceback"),
     ],
 )
@@ -110,7 +113,7 @@ def test_a_translation_that_nobody_could_be_sent_is_no_answer(wrong: dict[str, o
     told: dict[str, Any] = answer_to_json(
         CheckResult(3, (), (), 0.25, True, Translation("start:", ("/a",), (b"a",), True, (3,)))
     )
-    told["translation"] |= wrong
+    told["CheckResult"]["translation"] |= wrong
     with pytest.raises((AttributeError, TypeError, ValueError)):
         answer_from_json(told)
 
