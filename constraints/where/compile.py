@@ -6,7 +6,7 @@ import numpy as np
 
 from constraints.errors import Contradiction, TooComplex
 from constraints.guiding.alphabet import alphabet_of
-from constraints.regex.char_sets import Utf8, utf8_of
+from constraints.regex.char_sets import utf8_of
 from constraints.regex.limits import OutOfReach
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
@@ -27,9 +27,6 @@ from constraints.where.token_transitions import ByteTable
 
 # The most CPU seconds for finding which parts contradict each other.
 _MAX_CONFLICT_S = 0.5
-# The most parts of one pattern that an error shows.
-# How much room counter grids leave below their bounds, tried in order; None: all counts.
-SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
 
 def compile_where(
@@ -37,22 +34,19 @@ def compile_where(
     vocabulary: Vocabulary,
     trie: TokenTrie | None = None,
     *,
-    spares: tuple[int | None, ...] = SPARES,
     is_plain: bool = False,
 ) -> WhereLanguage:
     """The language of an expression.
 
     trie:   the vocabulary's; building it takes about half a second for 128 000 tokens
-    spares: how much room a counter grid leaves below its bounds, tried in order until it is enough;
-            None is always enough. Masks do not depend on it.
     is_plain: masks bring no white space into a text that the model would not write, see
             `plain_space`; such texts there have to be
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
     trie = trie or TokenTrie(vocabulary)
     began = thread_time()
-    language = _plain_language(expression, vocabulary, trie, spares) if is_plain else None
-    language = language or _language(expression, vocabulary, trie, spares)
+    language = _plain_language(expression, vocabulary, trie) if is_plain else None
+    language = language or _language(expression, vocabulary, trie)
     if language is None:
 
         def is_empty(part: Expression) -> bool | None:
@@ -72,7 +66,7 @@ def compile_without_stops(
     They may end with one. Raises TooComplex and OutOfReach.
     """
     wanted = all_of((language.expression, StopsAt(strings)))
-    return _language(wanted, language.vocabulary, language.trie, SPARES)
+    return _language(wanted, language.vocabulary, language.trie)
 
 
 def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
@@ -88,12 +82,11 @@ def _plain_language(
     expression: Expression,
     vocabulary: Vocabulary,
     trie: TokenTrie,
-    spares: tuple[int | None, ...],
 ) -> WhereLanguage | None:
     """None if there are no such texts, or too much to follow."""
     plain = without_control_space(expression)
     try:
-        return _language(plain, vocabulary, trie, spares, named_space(expression))
+        return _language(plain, vocabulary, trie, named_space(expression))
     except (OutOfReach, TooComplex):
         return None
 
@@ -102,7 +95,6 @@ def _language(
     expression: Expression,
     vocabulary: Vocabulary,
     trie: TokenTrie,
-    spares: tuple[int | None, ...],
     kept_space: frozenset[str] | None = None,
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression.
@@ -112,25 +104,7 @@ def _language(
     machine = _machine(expression)
     # Characters without a step from any state need no places for their bytes.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
-    for spare in spares:
-        counter_grid = CounterGrid.of(machine, spare)
-        language = _on_counter_grid(
-            machine, utf8, counter_grid, vocabulary, trie, expression, kept_space
-        )
-        if language is None or language.distances is None or language.distances.has_room:
-            break
-    return language
-
-
-def _on_counter_grid(
-    machine: Machine,
-    utf8: Utf8,
-    counter_grid: CounterGrid,
-    vocabulary: Vocabulary,
-    trie: TokenTrie,
-    expression: Expression,
-    kept_space: frozenset[str] | None,
-) -> WhereLanguage | None:
+    counter_grid = CounterGrid.of(machine)
     accepted = _accepted(machine, counter_grid)
     by_state = _coaccessible_slacks(machine, counter_grid, accepted)
     if by_state is None:
@@ -201,7 +175,7 @@ def _is_empty(expression: Expression, vocabulary: Vocabulary, trie: TokenTrie) -
     try:
         counts_tokens = counter_of(Measure.TOKENS, expression) is not None
         if counts_tokens or not alphabet_of(vocabulary).spells_utf8:
-            return _language(expression, vocabulary, trie, SPARES) is None
+            return _language(expression, vocabulary, trie) is None
         return _is_empty_in_bytes(expression)
     except OutOfReach:
         return False
@@ -218,5 +192,5 @@ def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
 def _is_empty_in_bytes(expression: Expression) -> bool:
     """As `_is_empty`, over bytes: tokens are neither counted nor spelled. Raises OutOfReach."""
     machine = _machine(expression)
-    counter_grid = CounterGrid.of(machine, SPARES[0])
+    counter_grid = CounterGrid.of(machine)
     return _coaccessible_slacks(machine, counter_grid, _accepted(machine, counter_grid)) is None

@@ -7,8 +7,7 @@
               ALWAYS or NEVER.
 
 So a measure with upper bounds only needs no cells, however high they are; the one with the highest
-bound is chosen. If all bounds are upper bounds, the grid begins at a base: below the base every
-useful completion fits, so counts need not be distinguished.
+bound is chosen.
 
 Slacks are computed by backward induction, from the states and counts at which an expression can
 still hold:
@@ -44,7 +43,6 @@ class CounterGrid:
     slack:      index of the counter that is weighed, None: there is none
     weight:     1 or -1
     directions: by counter of the grid, 1 if more never helps, -1 if it never hurts, 0 otherwise
-    bases:      by counter of the grid, the count of its first cell; smaller counts are held at it
     shape:      by counter of the grid, the number of its cells
     """
 
@@ -53,41 +51,27 @@ class CounterGrid:
     slack: int | None
     weight: int
     directions: tuple[int, ...]
-    bases: tuple[int, ...]
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         # Computed once: every byte that is read needs it.
-        cells = zip(self.cells, self.bases, strict=True)
-        shape = tuple(self.counters[place].cap + 1 - base for place, base in cells)
+        shape = tuple(self.counters[place].cap + 1 for place in self.cells)
         object.__setattr__(self, "shape", shape)
 
     @classmethod
-    def of(cls, machine: Machine, spare: int | None = None) -> "CounterGrid":
-        """The smallest counter grid for a machine. Raises TooComplex.
-
-        spare: how much room a base leaves, at least what the machine needs; None: no base
-        """
+    def of(cls, machine: Machine) -> "CounterGrid":
+        """The smallest counter grid for a machine. Raises TooComplex."""
         directions = [_direction(machine, place) for place in range(len(machine.counters))]
         weighable = [place for place, direction in enumerate(directions) if direction]
         slack = max(weighable, key=lambda place: machine.counters[place].cap, default=None)
         cells = [place for place in range(len(machine.counters)) if place != slack]
         cells.sort(key=lambda place: -machine.counters[place].cap)
-        bases = [0] * len(cells)
-        if spare is not None and all(direction == 1 for direction in directions):
-            grid = machine.accepts
-            if (grid[..., 1:] <= grid[..., :-1]).all():
-                room = max(spare, _worth(machine))
-                bases = [
-                    max(machine.counters[place].boundaries[0] - 1 - room, 0) for place in cells
-                ]
         counter_grid = cls(
             machine.counters,
             tuple(cells),
             slack,
             1 if slack is None else directions[slack],
             tuple(directions[place] for place in cells),
-            tuple(bases),
         )
         if counter_grid.num_cells * machine.num_states > MAX_CELLS:
             bounds = ", ".join(
@@ -104,19 +88,13 @@ class CounterGrid:
             None,
             1,
             self.directions[num_layer_counters:],
-            self.bases[num_layer_counters:],
         )
-
-    def room(self, index: int) -> int | None:
-        """What a counter of the grid may still gain below its base; None: it has no base."""
-        base = self.bases[index]
-        return self.counters[self.cells[index]].boundaries[0] - 1 - base if base else None
 
     def cell(self, counts: Sequence[int]) -> int:
         """The cell of the counts of all counters."""
         cell = 0
-        for place, base, size in zip(self.cells, self.bases, self.shape, strict=True):
-            cell = cell * size + min(max(counts[place] - base, 0), size - 1)
+        for place, size in zip(self.cells, self.shape, strict=True):
+            cell = cell * size + min(counts[place], size - 1)
         return cell
 
     @property
@@ -172,8 +150,8 @@ class CounterGrid:
             slacks = self._bounds(np.moveaxis(grid, 1 + self.slack, -1))
         order = sorted(self.cells)
         slacks = np.transpose(slacks, [0] + [1 + order.index(place) for place in self.cells])
-        for index, (place, base) in enumerate(zip(self.cells, self.bases, strict=True)):
-            slacks = np.take(slacks, self.counters[place].segments()[base:], axis=1 + index)
+        for index, place in enumerate(self.cells):
+            slacks = np.take(slacks, self.counters[place].segments(), axis=1 + index)
         slacks = np.ascontiguousarray(slacks.reshape(machine.num_states, -1))
         return self._with_pending(machine, slacks)
 
@@ -210,12 +188,6 @@ def _direction(machine: Machine, place: int) -> int:
     if (grid[1:] <= grid[:-1]).all():
         return 1
     return -1 if (grid[1:] >= grid[:-1]).all() else 0
-
-
-def _worth(machine: Machine) -> int:
-    """An upper bound of the gains of a completion that visits no state twice."""
-    most = int(machine.gains.max(initial=0))
-    return machine.num_states * most + int(machine.pending.max(initial=0))
 
 
 # The most ways times cells that one compilation computes.

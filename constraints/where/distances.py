@@ -143,16 +143,6 @@ class Distances:
             is_weighed=counter_grid.slack is not None,
         )
 
-    @property
-    def has_room(self) -> bool:
-        """The grid leaves room for every useful completion below its bases."""
-        gains = self._ways.gains.max(axis=0, initial=0).tolist()
-        rooms = map(self._counter_grid.room, range(len(gains)))
-        return all(
-            room is None or (self._cap + self._free.num_layers) * gain <= room
-            for gain, room in zip(gains, rooms, strict=True)
-        )
-
     def _check_work(self, max_work: int) -> None:
         """Estimate the work from the number of tokens that the highest lower bound needs."""
         counter_grid = self._counter_grid

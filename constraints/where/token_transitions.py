@@ -149,16 +149,9 @@ class TokenTransitions:
         self._counter_grid = counter_grid
         self._tokens = tokens
         self._cells = self.targets * counter_grid.num_cells
-        # Each counter on the counter grid: its place, base, cells and stride.
-        self._layout = tuple(
-            zip(
-                counter_grid.cells,
-                counter_grid.bases,
-                counter_grid.shape,
-                counter_grid.strides().tolist(),
-                strict=True,
-            )
-        )
+        # Each counter on the counter grid: its place, cells and stride.
+        strides = counter_grid.strides().tolist()
+        self._layout = tuple(zip(counter_grid.cells, counter_grid.shape, strides, strict=True))
         # Its size in memory.
         self.num_bytes = tokens.num_bytes + 8 * self.num_kinds * (3 + len(counter_grid.counters))
 
@@ -205,9 +198,8 @@ class TokenTransitions:
         """Whether each kind leads to a place that is alive under `slacks`."""
         counter_grid = self._counter_grid
         cells = self._cells
-        for place, base, size, stride in self._layout:
-            along = np.minimum(self.gains[:, place] + (counts[place] - base), size - 1)
-            cells = cells + (np.maximum(along, 0) if base else along) * stride
+        for place, size, stride in self._layout:
+            cells = cells + np.minimum(self.gains[:, place] + counts[place], size - 1) * stride
         weighed: npt.NDArray[np.int64] | int = 0
         if counter_grid.slack is not None:
             counter = counter_grid.slack

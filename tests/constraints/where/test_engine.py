@@ -275,36 +275,6 @@ def test_a_dropped_phrase_is_not_counted() -> None:
     assert matcher.is_over
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        "len(words(X)) < 60 and len(X) < 200 and len(sentences(X)) < 40",
-        'len(words(X)) < 90 and len(X) < 150 and "fox" in X and stops_at(X, ".")',
-        '(len(words(X)) < 70 or "a" not in X) and len(sentences(X)) < 50 and len(X) < 220',
-    ],
-)
-def test_bases_change_no_mask(written: str) -> None:
-    narrow = compiled(written)
-    wide = compile_where(parse(written), LARGE, LARGE_WALK, spares=(None,))
-    assert any(narrow.counter_grid.bases)
-    assert not any(wide.counter_grid.bases)
-    draw = random.Random(written)
-    for max_len in (None, 40, 80):
-        matcher, twin = narrow.matcher(), wide.matcher()
-        for made_len in range(300):
-            left = None if max_len is None else max_len - made_len
-            allowed = legal(matcher, LARGE, left)
-            assert allowed == legal(twin, LARGE, left)
-            # What counts words and sentences, so that their bounds are met.
-            further = sorted(allowed - {END_ID})
-            favourites = [i for i in further if TOKENS[i] in (b"..", b" a", b". ", b" b")]
-            if not further:
-                break
-            token_id = draw.choice(favourites or further)
-            matcher.advance(token_id)
-            twin.advance(token_id)
-
-
 def test_long_outputs_end_in_time() -> None:
     expression = parse('300 <= len(X) < 340 and len(words(X)) < 90 and "fox" in X')
     language = compile_where(expression, LARGE, LARGE_WALK)
