@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.conformance.browser.browsing import Visit, browser, visiting
-from tests.conformance.serving import Served
+from tests.conformance.serving import Fake, Served
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +14,14 @@ def chrome() -> Iterator[Browser]:
     """A Chromium."""
     with browser() as running:
         yield running
+
+
+@pytest.fixture
+def slow(chrome: Browser, fake: Fake) -> Iterator[Visit]:
+    """A page of a model that takes its time: an answer of 400 tokens is 40 s under way."""
+    fake.order(delay_s=0.1)
+    with visiting(chrome, fake.url) as visit:
+        yield visit
 
 
 @pytest.fixture

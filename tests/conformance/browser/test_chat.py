@@ -84,18 +84,18 @@ def test_a_thought_is_folded_and_opens_by_keyboard(chrome: Browser, tmp_path: Pa
         expect(summary).to_contain_text("Thought for")
 
 
-def test_a_long_answer_grows_and_is_stopped(visit: Visit) -> None:
-    visit.open()
-    set_parameters(visit, Max_tokens="1000")
-    visit.page.get_by_label("Ignore the end token").check()
-    visit.send("Tell me a story.")
-    text = visit.page.locator(".message.assistant .markdown")
+def test_a_long_answer_grows_and_is_stopped(slow: Visit) -> None:
+    slow.open()
+    set_parameters(slow, Max_tokens="400")
+    slow.page.get_by_label("Ignore the end token").check()
+    slow.send("Tell me a story.")
+    text = slow.page.locator(".message.assistant .markdown")
     for _ in range(3):
         expect(text).not_to_have_text(text.inner_text(), use_inner_text=True)
-    visit.page.get_by_role("button", name="Stop").click()
+    slow.page.get_by_role("button", name="Stop").click()
 
-    expect(visit.page.locator(".message.assistant footer .hint")).to_have_text("stopped")
-    expect(visit.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(slow.page.locator(".message.assistant footer .hint")).to_have_text("stopped")
+    expect(slow.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
 
 
 def test_a_regenerated_answer_is_a_branch_beside_the_first(visit: Visit) -> None:

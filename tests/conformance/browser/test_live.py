@@ -61,7 +61,7 @@ def test_load_is_shown_while_it_is_there(visit: Visit) -> None:
     for each in asking:
         each.start()
     running = page.locator(".tiles div", has_text="Running").locator("dd")
-    expect(running).to_have_text("4", timeout=10_000)
+    expect(running).to_have_text("4")
     speed = page.locator(".tiles div", has_text="Tokens/s").locator("dd")
     expect(speed).not_to_have_text("0")
     expect(page.locator(".tiles div", has_text="Between tokens").locator("dd")).to_contain_text(

@@ -120,12 +120,10 @@ def test_what_is_active_is_seen_above_the_message_and_turned_off_there(
         expect(chips).to_have_count(0)
 
 
-def test_enter_during_an_answer_sends_behind_it_and_says_so(visit: Visit) -> None:
-    page = visit.page
-    # Long enough to be stopped; behind it there is no room for another one as long.
-    visit.provoked.append("status of 400")
-    remember(visit, {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "1000"}'})
-    visit.send("Tell me a story.")
+def test_enter_during_an_answer_sends_behind_it_and_says_so(slow: Visit) -> None:
+    page = slow.page
+    remember(slow, {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "400"}'})
+    slow.send("Tell me a story.")
     message = page.get_by_label("Message", exact=True)
     message.fill("Hello")
     message.press("Enter")
