@@ -519,7 +519,7 @@ _MAX_ENDS = 32
 # Searches under a judge have the limits of one behind so many failures; dives have these, and some
 # for each leaf of the schema.
 _JUDGED_FAILED = 8
-_JUDGED_TRIES = 64
+_JUDGED_TRIES = 40
 _IN_STRING = (Mode.STRING, Mode.IN_KEY)
 _SPACE = b" \t\r\n"
 

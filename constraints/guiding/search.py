@@ -329,7 +329,7 @@ MAX_TIME_S = 0.25
 # The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard
 # lets an output compute for each token.
 MIN_TIME_S = 0.002
-MIN_NODES = 8
+MIN_NODES = 6
 # Nodes of one depth with the same mask are probably the same: at most so many are expanded.
 MAX_TWINS = 3
 # Masks that know distances get lengths below this.
