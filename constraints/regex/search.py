@@ -30,8 +30,24 @@ def is_found(pattern: str, text: str) -> bool:
     return _finder(pattern)(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
-@lru_cache(maxsize=64)
+def is_bounded(pattern: str) -> bool:
+    """Whether no search for it takes unlimited time; not of what is no pattern."""
+    try:
+        return not isinstance(_without_re(pattern), ConstraintError)
+    except ConstraintError:
+        return False
+
+
 def _finder(pattern: str) -> _Finder:
+    found = _without_re(pattern)
+    if not isinstance(found, ConstraintError):
+        return found
+    compiled = _compiled(pattern, found)
+    return lambda text: compiled.search(text) is not None
+
+
+@lru_cache(maxsize=64)
+def _without_re(pattern: str) -> _Finder | ConstraintError:
     try:
         return _by_engine(search_grammar(pattern))
     except Contradiction:
@@ -41,8 +57,7 @@ def _finder(pattern: str) -> _Finder:
     try:
         return _by_automaton(automaton_of(around(parse(pattern, Dialect.ECMA))))
     except (NotEnforced, OutOfReach):
-        compiled = _compiled(pattern, refusal)
-    return lambda text: compiled.search(text) is not None
+        return refusal.with_traceback(None)
 
 
 # What Python spells differently: references back, names of groups, and edges.

@@ -14,6 +14,7 @@ from contextlib import suppress
 import jsonschema
 
 from constraints.errors import Malformed, NotEnforced
+from constraints.regex.search import is_bounded
 from constraints.schema.grammar import WATCH, inside, parts
 from constraints.schema.keywords import KNOWN, is_annotation
 from constraints.schema.reading import Json, at
@@ -48,11 +49,27 @@ def unjudged(rewritten: Rewritten) -> str | None:
                 references.resolve(at(rewritten.document, pointer), place)
             except (KeyError, Malformed, NotEnforced):
                 return pointer
+    # A judge of them would keep a shard waiting.
+    if rewritten.given_up and not all(map(is_bounded, _patterns(rewritten.document))):
+        return rewritten.given_up[0]
     for pointer in rewritten.not_enforced:
         word = pointer.rpartition("/")[2]
         if word not in KNOWN and not is_annotation(word):
             return pointer
     return None
+
+
+def _patterns(document: Json) -> Iterator[str]:
+    if isinstance(document, list):
+        for each in document:
+            yield from _patterns(each)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            if key == "pattern" and isinstance(value, str):
+                yield value
+            elif key == "patternProperties" and isinstance(value, dict):
+                yield from value
+            yield from _patterns(value)
 
 
 def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:

@@ -82,6 +82,9 @@ def test_what_is_judged_is_not_reported_as_not_enforced() -> None:
         ({"anyOf": [FRACTION, {"$ref": "https://example.com/a"}]}, "/anyOf/1/$ref"),
         ({**SHARE, "$dynamicRef": "#nowhere"}, "/$dynamicRef"),
         ({"type": "number", "divisibleBy": 3}, "/divisibleBy"),
+        # What could take a judge unlimited time, wherever it stands.
+        ({"type": ["string", "null"], "pattern": r"^(a+)+\1$"}, "/pattern"),
+        ({"not": {"items": {"pattern": r"^(a+)+\1$"}}}, "/not"),
         # Of which no text is found.
         ({"type": "boolean", "not": {"enum": [True, False, {}]}}, "/not"),
     ],
