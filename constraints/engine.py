@@ -37,7 +37,7 @@ from constraints.errors import (
 )
 from constraints.guiding.alphabet import alphabet_of, as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
-from constraints.guiding.search import MAX_TRIES, dive, shortest_completion
+from constraints.guiding.search import MAX_BEFORE, MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
 from constraints.spec import Kind, Translation
 from constraints.vocabulary import MARK_BYTE, Vocabulary, first_bytes_of, kept_with_vocabulary
@@ -506,6 +506,7 @@ class GrammarMatcher:
             tails,
             language.hints.all(),
             self._bytewise(),
+            before=text_of(tuple(self._made[-MAX_BEFORE:]), language.vocabulary),
             is_patient=not self._made,
             num_failed=num_failed,
         )

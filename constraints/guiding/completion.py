@@ -13,6 +13,7 @@ on their CPU time.
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from time import thread_time
 
 from constraints.bitmask import Bitmask, allowed_ids, set_bits
@@ -39,6 +40,29 @@ def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: KnownCompletion)
     for token_id in tokens:
         ahead.advance(token_id)
     return ahead.is_complete
+
+
+def rest_after(
+    matcher: Matcher, vocabulary: Vocabulary, known_completion: KnownCompletion, token_id: int
+) -> KnownCompletion | None:
+    """The known completion behind this token, if its bytes begin with the token's bytes.
+
+    If a part of a token is left over, it is spelled in few tokens.
+    """
+    if not known_completion:
+        return None
+    if known_completion[0] == token_id:
+        return known_completion[1:]
+    token = vocabulary.tokens[token_id]
+    head = vocabulary.tokens[known_completion[0]]
+    if not (head.startswith(token) or token.startswith(head)):
+        return None
+    if not token or not _beginning(known_completion, len(token), vocabulary).startswith(token):
+        return None
+    rest = _after(known_completion, len(token), vocabulary)
+    if rest is None:
+        return None
+    return rest if completes(matcher, vocabulary, (token_id, *rest)) else None
 
 
 def _beginning(known_completion: KnownCompletion, num_bytes: int, vocabulary: Vocabulary) -> bytes:
@@ -102,23 +126,34 @@ def next_completion(
     max_tries: int = MAX_TRIES,
 ) -> KnownCompletion | None:
     """A completion behind this token, derived from the known one without a search."""
-    if known_completion[:1] == (token_id,) and len(known_completion) - 1 <= max_len:
-        return known_completion[1:]
-
-    def fits(completion: KnownCompletion) -> bool:
-        is_short = len(completion) <= max_len
-        return is_short and completes(matcher, vocabulary, (token_id, *completion))
-
-    for rest in completions_by_overlap(known_completion, token_id, vocabulary):
-        if fits(rest):
-            return rest
+    rest = rest_after(matcher, vocabulary, known_completion, token_id)
+    if rest is not None and len(rest) <= max_len:
+        return rest
     padding = _rest_of_character(vocabulary.tokens[token_id])
     if padding:
-        singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
-        padded = (*(single for single in singles if single is not None), *known_completion)
-        return padded if fits(padded) else None
+        return _padded(matcher, vocabulary, known_completion, token_id, max_len, padding)
+    whole = (known_completion,) if len(known_completion) <= max_len else ()
     tails = tails_of(known_completion, max_len, max_tries)
-    return next(filter(fits, (known_completion, *tails)), None)
+    for tail in chain(whole, completions_by_overlap(known_completion, token_id, vocabulary), tails):
+        if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
+            return tail
+    return None
+
+
+def _padded(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    known_completion: KnownCompletion,
+    token_id: int,
+    max_len: int,
+    padding: bytes,
+) -> KnownCompletion | None:
+    """The completion, where the token ends inside of a character: that is completed first."""
+    singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
+    rest = (*(single for single in singles if single is not None), *known_completion)
+    if len(rest) > max_len or not completes(matcher, vocabulary, (token_id, *rest)):
+        return None
+    return rest
 
 
 def _rest_of_character(token: bytes) -> bytes:

@@ -15,18 +15,20 @@ LENGTH:  an edge costs its bytes: finds the shortest text, if few texts are shor
 The search is limited by nodes, so that the same output always gets the same completions. A limit on
 CPU time is there for grammars whose masks take long.
 
-Splice texts are hints; those that are JSON a dive has tried.
+Splice texts are hints, and the rest of a hint that has begun.
 
 A search over bytes finds a way to the end, but its texts have a token for nearly every byte. For a
 text that has to be long, `long_completion` takes the longest legal token at each step instead.
 """
 
 import heapq
+import json
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import count
 from string import ascii_lowercase
 from time import thread_time
@@ -325,6 +327,100 @@ def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
     return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
 
 
+# Where more bytes may follow, any text may, such as within a string: JSON is legal there, too, and
+# completes nothing.
+_MAX_ALLOWED = 64
+# The most bytes before the end at which JSON may have begun.
+_MAX_BEGUN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceTexts:
+    """Texts in the tokens that a search uses.
+
+    texts:    plain texts, the best first
+    by_start: JSON by its first byte, the shortest first
+    colon:    the tokens behind a key
+    """
+
+    texts: tuple[Sequence[int], ...]
+    by_start: Mapping[int, tuple[Sequence[int], ...]]
+    colon: Sequence[int]
+
+    def legal(self, matcher: Matcher, allowed: Collection[int]) -> tuple[KnownCompletion, ...]:
+        """The texts that may follow. `allowed`: the bytes that may follow."""
+        values: list[Sequence[int]] = []
+        if len(allowed) <= _MAX_ALLOWED:
+            for start, splices in self.by_start.items():
+                if start in allowed:
+                    values += splices
+        return self._legal_values(values, matcher) + _legal(self.texts, matcher)
+
+    def begun(self, matcher: Matcher, text: bytes) -> tuple[KnownCompletion, ...]:
+        """The rests of JSON texts that these last bytes begin, the outermost first."""
+        found: list[Sequence[int]] = []
+        for place in range(max(0, len(text) - _MAX_BEGUN), len(text)):
+            begun = text[place:]
+            for splice in self.by_start.get(text[place], ()):
+                if splice[: len(begun)] == begun and len(splice) > len(begun):
+                    found.append(splice[len(begun) :])
+        return self._legal_values(dict.fromkeys(found), matcher)
+
+    def _legal_values(
+        self, splices: Iterable[Sequence[int]], matcher: Matcher
+    ) -> tuple[KnownCompletion, ...]:
+        """The legal ones that are no keys: a key would need a value behind it."""
+        legal = _legal(splices, matcher)
+        return tuple(
+            splice for splice in legal if matcher.num_legal((*splice, *self.colon)) == len(splice)
+        )
+
+
+def _legal(splices: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
+    return tuple(tuple(splice) for splice in splices if matcher.num_legal(splice) == len(splice))
+
+
+NO_SPLICE_TEXTS = SpliceTexts((), {}, ())
+
+
+@lru_cache(maxsize=32)
+def splice_texts_of(hints: tuple[bytes, ...]) -> SpliceTexts:
+    """The splice texts of hints, in tokens of one byte."""
+    return spelled_splice_texts(hints, bytes)
+
+
+def spelled_splice_texts(
+    hints: Sequence[bytes], spelled: Callable[[bytes], Sequence[int] | None]
+) -> SpliceTexts:
+    """The splice texts of those hints that can be spelled."""
+    plain = [hint for hint in hints if hint and not _is_json(hint)]
+    whole = [hint for hint in hints if _is_json(hint)]
+    by_start: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
+    for text in sorted(whole, key=len):
+        splice = spelled(text)
+        if splice:
+            by_start[text[0]].append(splice)
+    texts = [splice for hint in plain if (splice := spelled(hint))]
+    values = {start: tuple(found) for start, found in by_start.items()}
+    return SpliceTexts(tuple(texts), values, spelled(b":") or ())
+
+
+def _is_json(hint: bytes) -> bool:
+    if hint[:1] not in (b'"', b"{", b"["):
+        return False
+    try:
+        json.loads(hint)
+    except (ValueError, RecursionError):
+        return False
+    return b'"' in hint
+
+
+def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
+    """The ends of a text in JSON that begin where a value has just ended; the longest first."""
+    places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')]
+    return [text[place:] for place in places[:max_ends]]
+
+
 MAX_TIME_S = 0.25
 # The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard
 # lets an output compute for each token.
@@ -332,11 +428,13 @@ MIN_TIME_S = 0.002
 MIN_NODES = 6
 # Nodes of one depth with the same mask are probably the same: at most so many are expanded.
 MAX_TWINS = 3
+MAX_TAILS = 40
+MAX_ENDS = 32
+MAX_BEFORE = 64
 # Masks that know distances get lengths below this.
 MAX_COUNTED = 1 << 16
 
 _CLOSERS = (b"}", b"]", b")")
-_JSON_OPENERS = (b'"', b"{", b"[")
 
 
 class Strategy(Enum):
@@ -382,18 +480,20 @@ class Search:
         matcher: Matcher,
         vocabulary: Vocabulary,
         tails: Sequence[KnownCompletion] = (),
-        splice_texts: Sequence[KnownCompletion] = (),
+        splice_texts: SpliceTexts = NO_SPLICE_TEXTS,
         max_len: int | None = None,
         max_time_s: float = MAX_TIME_S,
+        before: KnownCompletion = (),
     ) -> None:
-        """`max_len`: tokens of a path, for masks that know distances."""
+        """`max_len`: tokens of a path, for masks that know distances. `before`: what led here."""
         self._max_len = max_len
         self._max_time_s = max_time_s
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
-        self._tails = tuple(dict.fromkeys(tails))
+        self._tails = tuple(dict.fromkeys(tails))[:MAX_TAILS]
         self._splice_texts = splice_texts
+        self._before = before
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
         self.begin_anew()
         self._twins: dict[tuple[int, bytes], int] = {}
@@ -425,7 +525,8 @@ class Search:
             yield ()
         signature = self._signature(self._matcher, ())
         yield from self._endings(self._matcher, (), signature)
-        edges, _ = self._edges(strategy, self._matcher, (), signature)
+        begun = self._begun(self._matcher, self._before)
+        edges, _ = self._edges(strategy, self._matcher, (), signature, begun)
         push(_Node(self._matcher, (), 0.0, edges), 0)
         for _ in range(max_nodes):
             if not heap or self._limit.is_over():
@@ -434,15 +535,16 @@ class Search:
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
             try:
-                matcher, path = self._follow(parent, parent.edges[index])
+                matcher, path, forced = self._follow(parent, parent.edges[index])
                 if matcher.is_complete:
                     yield path
                     continue
                 signature = self._signature(matcher, path)
                 yield from self._endings(matcher, path, signature)
                 is_after_splice = len(parent.edges[index]) > 1
+                begun = self._begun(matcher, forced)
                 edges, is_new = self._edges(
-                    strategy, matcher, path, signature, is_after_splice=is_after_splice
+                    strategy, matcher, path, signature, begun, is_after_splice=is_after_splice
                 )
                 if strategy is Strategy.LENGTH:
                     cost = len(text_of(path, self._vocabulary))  # with what is forced
@@ -458,8 +560,10 @@ class Search:
             return 0.001
         return 0.1 + 0.02 * index if strategy is Strategy.NOVELTY else index
 
-    def _follow(self, parent: _Node, edge: KnownCompletion) -> tuple[Matcher, KnownCompletion]:
-        """The node behind an edge and the bytes forced after it."""
+    def _follow(
+        self, parent: _Node, edge: KnownCompletion
+    ) -> tuple[Matcher, KnownCompletion, KnownCompletion]:
+        """The node behind an edge and the bytes forced after it; the last value: those bytes."""
         matcher = parent.matcher.fork()
         path = parent.path + edge
         for token_id in edge:
@@ -468,12 +572,17 @@ class Search:
         if forced and matcher.num_legal(forced) == len(forced):
             for token_id in forced:
                 matcher.advance(token_id)
-            return matcher, path + forced
-        return matcher, path
+            return matcher, path + forced, edge[-1:] + forced
+        return matcher, path, edge[-1:]
 
     def _signature(self, matcher: Matcher, path: KnownCompletion) -> MaskSignature:
         left = None if self._max_len is None else self._max_len - len(path)
         return mask_signature(matcher, path, self._vocabulary, self._row, left)
+
+    def _begun(self, matcher: Matcher, last: KnownCompletion) -> tuple[KnownCompletion, ...]:
+        text = text_of(last, self._vocabulary)
+        # Where tokens are longer than bytes, splice texts cannot be split as the text is.
+        return self._splice_texts.begun(matcher, text) if len(text) == len(last) else ()
 
     def _edges(
         self,
@@ -481,6 +590,7 @@ class Search:
         matcher: Matcher,
         path: KnownCompletion,
         signature: MaskSignature,
+        begun: tuple[KnownCompletion, ...] = (),
         *,
         is_after_splice: bool = False,
     ) -> tuple[tuple[KnownCompletion, ...], bool]:
@@ -489,6 +599,9 @@ class Search:
         There are none if enough nodes of the same depth and mask were seen. That does not apply
         after a splice text: masks do not show progress within a part, as in `.*[0-9]{3}`, and a
         splice text is a part that is complete.
+
+        begun:           rests of splice texts that have begun
+        is_after_splice: a splice text led here
         """
         fingerprint = signature.fingerprint
         num_seen = self._seen_signatures[fingerprint]
@@ -499,7 +612,7 @@ class Search:
             self._is_incomplete = True
             return (), False
         singles = signature.singles
-        splices = tuple(each for each in self._splice_texts if matcher.num_legal(each) == len(each))
+        splices = begun + self._splice_texts.legal(matcher, signature.starts)
         # A short text may be legal again and again, so an edge that closes something goes first.
         is_short = any(len(splice) == 1 for splice in splices)
         first = int(is_short or (bool(splices) and self._closes(singles[:1])))
@@ -530,6 +643,7 @@ def shortest_completion(
     hints: Sequence[bytes] = (),
     bytewise: Matcher | None = None,
     *,
+    before: bytes = b"",
     is_patient: bool = False,
     num_failed: int = 0,
 ) -> KnownCompletion | None:
@@ -538,6 +652,7 @@ def shortest_completion(
     tails:      completions that were valid a few tokens ago, the longest first
     hints:      texts that are legal as a whole somewhere, such as a schema's leaves
     bytewise:   a matcher at the same place over `byte_vocabulary`, to search with
+    before:     the text that led here, or its end
     is_patient: no step waits for the answer: search for long texts, too
     num_failed: searches of the same output that found nothing; each halves the limits of this one
     """
@@ -546,10 +661,11 @@ def shortest_completion(
     search = Search(
         bytewise or matcher,
         search_vocabulary,
-        [tuple(text_of(each, vocabulary)) for each in tails] if is_bytewise else tails,
-        _splice_texts(hints, search_vocabulary),
+        _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
+        splice_texts_of(tuple(hints)) if is_bytewise else _splice_texts_in(hints, vocabulary),
         None if is_bytewise or max_len > MAX_COUNTED else max_len,
         max(MAX_TIME_S * 0.5**num_failed, MIN_TIME_S),
+        tuple(before[-MAX_BEFORE:]) if is_bytewise else (),
     )
     limit = 16 + 2 * max_len
     num_left = max(sum(max_nodes for _, max_nodes in PLAN) >> num_failed, MIN_NODES)
@@ -589,9 +705,22 @@ def _long_completion(
     return None
 
 
-def _splice_texts(hints: Sequence[bytes], vocabulary: Vocabulary) -> list[KnownCompletion]:
-    plain = (hint for hint in hints if not hint.startswith(_JSON_OPENERS))
-    return [splice for hint in plain if (splice := spelled(hint, vocabulary))]
+def _tails_in_bytes(
+    tails: Sequence[KnownCompletion], vocabulary: Vocabulary
+) -> list[KnownCompletion]:
+    """The tails as bytes, and the ends of the longest that begin where a JSON value has ended."""
+    if not tails:
+        return []
+    ends = ends_of(text_of(tails[0], vocabulary), MAX_ENDS)
+    return [tuple(end) for end in (*ends, *(text_of(tail, vocabulary) for tail in tails))]
+
+
+def _splice_texts_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> SpliceTexts:
+    return (
+        spelled_splice_texts(hints, lambda text: spelled(text, vocabulary))
+        if hints
+        else NO_SPLICE_TEXTS
+    )
 
 
 def _respelled(

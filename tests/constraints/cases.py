@@ -205,7 +205,7 @@ def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
     match spec.kind:
         case Kind.JSON_SCHEMA:
             validator = jsonschema.Draft202012Validator(json.loads(spec.text))
-            return lambda text, _: is_json(text) and validator.is_valid(json.loads(text))
+            return lambda text, _: validator.is_valid(json.loads(text))
         case Kind.REGEX:
             return lambda text, _: re.fullmatch(spec.text, text) is not None
         case Kind.LARK:
@@ -220,14 +220,6 @@ def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
             return lambda text, num_tokens: accepts(expression, text, num_tokens)
         case Kind.TEXT:
             return lambda text, _: True
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def parses(parser: lark.Lark, text: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from constraints.guiding.completion import completes, next_completion, tails_of
+from constraints.guiding.completion import completes, next_completion, rest_after, tails_of
 from constraints.matcher import Matcher
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import byte_vocabulary, language_of
@@ -18,20 +18,20 @@ def token(text: bytes) -> int:
     return BYTES.tokens.index(text)
 
 
-@pytest.mark.parametrize(
-    ("known_completion", "drawn", "left"),
-    [
-        ((b"a", b"b", b"c"), b"a", (b"b", b"c")),
-        ((b"a", b"b", b"c"), b"ab", (b"c",)),
-        ((b"ab", b"c"), b"a", (b"b", b"c")),
-    ],
-)
-def test_what_a_token_takes_of_the_witness_is_no_longer_left(
-    known_completion: tuple[bytes, ...], drawn: bytes, left: tuple[bytes, ...]
-) -> None:
-    known = tuple(map(token, known_completion))
-    found = next_completion(matcher_of("abc"), BYTES, known, token(drawn), 9)
-    assert found == tuple(map(token, left))
+def test_after_its_first_token_the_rest_is_left() -> None:
+    assert rest_after(matcher_of("abc"), BYTES, tuple(b"abc"), ord("a")) == tuple(b"bc")
+
+
+def test_a_token_may_take_several_of_the_witness() -> None:
+    assert rest_after(matcher_of("abc"), BYTES, tuple(b"abc"), token(b"ab")) == tuple(b"c")
+
+
+def test_a_token_may_take_a_part_of_the_first_one() -> None:
+    assert rest_after(matcher_of("abc"), BYTES, (token(b"ab"), ord("c")), ord("a")) == tuple(b"bc")
+
+
+def test_a_token_beside_the_witness_leaves_no_rest() -> None:
+    assert rest_after(matcher_of("[ab]c"), BYTES, tuple(b"ac"), ord("b")) is None
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,23 @@ from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import TimeLimit, completes
 from constraints.guiding.completion import text_of as bytes_of
 from constraints.guiding.search import (
+    NO_SPLICE_TEXTS,
     PLAN,
     Search,
     Strategy,
     dive,
+    ends_of,
     is_provably_dead,
+    splice_texts_of,
 )
 from constraints.guiding.search import shortest_completion as shortest
+from constraints.matcher import Matcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.schema.validation import violations
 from constraints.spec import Budget, ConstraintSpec, Kind
 from tests.constraints.cases import (
     CASES,
+    STRING,
     demo_vocabulary,
     drawn,
     judge_of,
@@ -187,6 +192,66 @@ def test_a_word_in_either_case_is_come_by_in_any_text() -> None:
     found = language_of(spec, VOCABULARY).matcher().shortest(12)
     assert found is not None
     assert "quick fox" in text_of(list(found), VOCABULARY)
+
+
+OBJECT = b'{"a":"","b":"}"}'
+ANY_BYTE = frozenset(range(256))
+
+
+def matcher_behind(text: bytes) -> Matcher:
+    """In an object of strings a and b."""
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(record({"a": STRING, "b": STRING})))
+    matcher = language_of(spec, byte_vocabulary()).matcher()
+    for byte in text:
+        matcher.advance(byte)
+    return matcher
+
+
+def legal_behind(text: bytes, allowed: bytes) -> list[bytes]:
+    pieces = splice_texts_of((OBJECT, b"plain"))
+    return list(map(bytes, pieces.legal(matcher_behind(text), frozenset(allowed))))
+
+
+def test_a_hint_in_json_stands_where_a_value_may() -> None:
+    assert legal_behind(b"", b' "{') == [OBJECT]
+
+
+def test_a_string_stands_where_a_value_may_and_not_for_a_key() -> None:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "required": ["a"]}')
+    matcher = language_of(spec, byte_vocabulary()).matcher()
+    pieces, found = splice_texts_of((b'"day"',)), []
+    for byte in b'{"a":"",':
+        found.append(pieces.legal(matcher, frozenset(b'"')))
+        matcher.advance(byte)
+    assert pieces.legal(matcher, frozenset(b'"')) == ()
+    assert found == [(), (), (), (), (), (tuple(b'"day"'),), (), ()]
+
+
+def test_json_is_not_looked_for_within_free_text() -> None:
+    assert legal_behind(b'{"a":"', bytes(range(128))) == [b"plain"]
+
+
+def test_what_does_not_begin_with_a_legal_byte_is_not_asked_for() -> None:
+    assert legal_behind(b"", b" ") == []
+
+
+def test_the_rest_of_what_was_forced_is_told_the_outermost_first() -> None:
+    pieces = splice_texts_of((OBJECT, b'"a"'))
+    forced = b'{"a":"'
+    rests = pieces.begun(matcher_behind(forced), forced)
+    assert list(map(bytes, rests)) == [b'","b":"}"}', b'a"']
+
+
+def test_without_hints_there_are_no_pieces() -> None:
+    assert NO_SPLICE_TEXTS.legal(matcher_behind(b""), ANY_BYTE) == ()
+    assert NO_SPLICE_TEXTS.begun(matcher_behind(b"{"), b"{") == ()
+
+
+def test_a_text_is_cut_where_something_may_just_be_done() -> None:
+    assert list(ends_of(b'x","b":1}', 9)) == [
+        *(b'x","b":1}', b'","b":1}', b',"b":1}', b'"b":1}', b'":1}', b"}"),
+    ]
+    assert list(ends_of(b'x","b":1}', 2)) == [b'x","b":1}', b'","b":1}']
 
 
 def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
