@@ -16,6 +16,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -488,7 +489,7 @@ def _number(text: str) -> _Number:
     kept = digits.rstrip("0")
     if not kept:
         return _ZERO
-    return _Number(sign + kept, int(power or 0) - len(part) + len(digits) - len(kept))
+    return _Number(sign + kept, int(Decimal(power or 0)) - len(part) + len(digits) - len(kept))
 
 
 def _equal(value: Any) -> _Equal:

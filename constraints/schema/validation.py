@@ -10,6 +10,7 @@ number, and larger ones raise. Here numbers that an int or a double might change
 """
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import lookup_recursive_ref
 
 from constraints.engine import LIMITS, GrammarLanguage
-from constraints.errors import ConstraintError
+from constraints.errors import ConstraintError, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary, in_bytes
 from constraints.regex.search import is_found
 from constraints.schema import formats
@@ -321,20 +322,47 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
     schema = spelt_out(loads(schema_text))
     part = spelt_out(loads(part_text))
     validators = [
-        with_patterns(exact(kind))(
+        bounded(with_patterns(exact(kind)))(
             _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
         ).evolve(schema=part)
         for kind in validators_of(schema)
     ]
 
     def is_instance(text: str) -> bool:
-        value = loads(text)
+        _judging.num_left = _MAX_JUDGED
+        try:
+            value = loads(text)
+        except RecursionError:
+            return False
         for validator in validators:
             with suppress(ConstraintError, *_UNFOLLOWABLE, *_WRONG_VALUES):
                 return bool(validator.is_valid(value))
         return False
 
     return is_instance
+
+
+# Keywords that a judge may ask of one value, a tenth of a second: references that branch are
+# asked exponentially often, and all outputs of a shard would wait.
+_MAX_JUDGED = 20_000
+_judging = threading.local()
+
+
+@lru_cache(maxsize=32)
+def bounded(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
+    """The validator of the same draft for judges, which raises TooComplex where one takes long."""
+
+    def counted(keyword: _Keyword) -> _Keyword:
+        def asked(validator: Any, value: Json, instance: Json, schema: Json) -> _Errors:
+            _judging.num_left -= 1
+            if _judging.num_left < 0:
+                raise TooComplex("judging a value takes too long")
+            return keyword(validator, value, instance, schema)
+
+        return asked
+
+    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
+    return extend(kind, {name: counted(each) for name, each in kind.VALIDATORS.items()})
 
 
 def _unnamed(schema: Json) -> Json:

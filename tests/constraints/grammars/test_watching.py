@@ -391,6 +391,8 @@ def test_a_long_set_is_written_to_its_end_and_no_item_comes_twice() -> None:
         ("[]", "[ ]"),
         ("1e1000000", "1e1000000"),
         ("1e99999999999999999999", "1e99999999999999999999"),
+        # More digits than Python reads.
+        ("1e5", "1e" + "5".zfill(5000)),
     ],
 )
 def test_items_are_equal_in_every_spelling(one: str, same: str) -> None:

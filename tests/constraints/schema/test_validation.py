@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import ConstraintError
 from constraints.regex.search import is_found
-from constraints.schema.validation import MaskFormats, loads, violations
+from constraints.schema.validation import MaskFormats, judge_of, loads, violations
 
 
 def told(schema: str, text: str) -> tuple[str, ...]:
@@ -277,3 +277,22 @@ def test_a_violation_shows_the_pattern_as_it_was_written() -> None:
 )
 def test_a_value_conforms_where_masks_write_it(name: Any, text: str, conforms: bool) -> None:
     assert MaskFormats().conforms(loads(text), name) is conforms
+
+
+@pytest.mark.parametrize(
+    ("kept", "depth", "is_told"),
+    [
+        ({"$ref": "#/$defs/twice"}, 8, True),
+        # Of each array twice as many questions as of the one around it, and no end of them.
+        ({"$ref": "#/$defs/twice"}, 60, False),
+        ({"type": "array"}, 60, True),
+        ({"type": "array"}, 5000, False),
+    ],
+)
+def test_a_judge_does_not_take_what_it_cannot_tell_in_its_time(
+    kept: Any, depth: int, is_told: bool
+) -> None:
+    inner = {"$ref": "#/$defs/twice"}
+    schema = {"$defs": {"twice": {"items": {"allOf": [inner, inner]}}}, **kept}
+    judge = judge_of(json.dumps(schema), json.dumps(schema))
+    assert judge("[" * depth + "]" * depth) is is_told
