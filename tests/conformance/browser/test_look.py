@@ -114,6 +114,8 @@ def test_what_is_active_is_seen_above_the_message_and_turned_off_there(
         expect(page.locator(".message.assistant .markdown")).to_have_text(re.compile("^20"))
         visit.shoot("active-narrow")
         page.get_by_role("button", name="Constraint Regular expression").click()
+        # What is focused reads the key.
+        expect(page.locator(".side.settings.open:focus-within")).to_have_count(1)
         expect(page.get_by_label("Language")).to_be_visible()
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Turn the constraint off").click()
