@@ -13,7 +13,7 @@ from constraints.engine import HEADER
 from constraints.schema.reading import Json
 from constraints.spec import Whitespace
 
-# What the engine is not told of: keywords for which texts are watched beside it.
+# What the engine is not given: keywords for which texts are watched beside it.
 WATCH = "x-watch"
 _ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
 

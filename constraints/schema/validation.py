@@ -318,7 +318,7 @@ def violations(
 
 
 def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
-    """What says whether texts are instances of a part of a schema; none is that cannot be told."""
+    """Whether texts are instances of a part of a schema; false where no validator can say."""
     schema = spelt_out(loads(schema_text))
     part = spelt_out(loads(part_text))
     validators = [

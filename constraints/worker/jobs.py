@@ -91,7 +91,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 def job_from_json(fields: Mapping[str, Any]) -> Job:
     """The job that `job_to_json` wrote."""
-    job: Job = _told((Check, Judge, Verify), fields)
+    job: Job = _from_fields((Check, Judge, Verify), fields)
     return job
 
 
@@ -108,14 +108,14 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
     """
     if "error" in fields:
         return error_from_json(fields["error"])
-    answer: Answer = _told((CheckResult, JudgeResult, VerifyResult, Bug), fields)
+    answer: Answer = _from_fields((CheckResult, JudgeResult, VerifyResult, Bug), fields)
     translation = answer.translation if isinstance(answer, CheckResult) else None
     if translation is not None and len(translation.grammar) > MAX_SENT_CHARS:
         raise ValueError(f"the grammar has {len(translation.grammar)} characters")
     return answer
 
 
-def _told(classes: tuple[Any, ...], fields: Mapping[str, Any]) -> Any:
+def _from_fields(classes: tuple[Any, ...], fields: Mapping[str, Any]) -> Any:
     """The message of one of the classes, whose name is the field."""
     by_name = {each.__name__: each for each in classes if each.__name__ in fields}
     ((name, found),) = by_name.items()
