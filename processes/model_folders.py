@@ -4,6 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+# Without one of them a checkpoint has no processor of images.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
 
 class HubError(Exception):
     """A name leads to no folder; the message is the reason."""
@@ -51,6 +54,11 @@ def local_folder(name: str, noun: str = "model") -> Path | None:
         kind = "file" if folder.suffix == ".gguf" else "folder"
         raise NotOnHub(f"the {noun}'s {kind} {name!r} does not exist")
     return None
+
+
+def has_processor(folder: Path) -> bool:
+    """Whether it is of a checkpoint that may see images."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
 def name_for_clients(model_id: str, others: Sequence[str] = ()) -> str:

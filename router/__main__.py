@@ -63,7 +63,6 @@ from router.http.server.listen import (
     configured_limits,
 )
 from router.http.server_info import capacity_of, limits_of, server_info
-from router.images.fetching import ImageFetcher
 from router.images.memory import ImageMemory
 from router.images.pool import Blind, ImagePool, ImageRules, may_see, why_blind
 from router.request.errors import Displaced, ShardFailed, StartupFailed, TemplateFailed
@@ -409,9 +408,12 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         infer = Infer(batcher, checks)
         reader = None
         if images is not None:
+            # Its HTTP client takes a tenth of a second to import.
+            from router.images.fetching import ImageFetcher  # noqa: PLC0415
+
             fetcher = ImageFetcher(config.max_image_fetch_size, image_memory, config.fetched_hosts)
             reader = ImageReader(
-                fetcher, infer, metrics, images.marker, max_images=config.max_images
+                fetcher.fetch, infer, metrics, images.marker, max_images=config.max_images
             )
         services = Services(
             infer=infer,

@@ -63,6 +63,7 @@ from model_server.recipe.recipe import (
 )
 from model_server.zoo import HfModel, ModelFacts
 from processes.capacity import Capacity, Pool
+from processes.model_folders import PROCESSOR_FILES, has_processor
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +80,6 @@ _BFLOAT16_CAPABILITY = (8, 0)
 
 
 _FLOAT8_CAPABILITY = (8, 9)
-
-
-_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +359,8 @@ def _image_token_id(
         raise Blind("its checkpoint is quantized, and runs in its own class")
     if GgufFile.of_folder(settings.folder) is not None:
         raise Blind("a GGUF file has nothing that sees")
-    if not any((settings.folder / name).is_file() for name in _PROCESSOR_FILES):
-        raise Blind(f"its checkpoint has no processor: {' or '.join(_PROCESSOR_FILES)}")
+    if not has_processor(settings.folder):
+        raise Blind(f"its checkpoint has no processor: {' or '.join(PROCESSOR_FILES)}")
     for name in ("image_token_id", "image_token_index"):
         token_id = getattr(config, name, None)
         if isinstance(token_id, int):

@@ -15,7 +15,6 @@ from typing import Protocol
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from proto.contract import Image, StopParams
 from router.engine.constraints import ConstraintCheck
-from router.images.fetching import ImageRefused
 from router.request.errors import (
     ConstraintRefused,
     ContextExceeded,
@@ -24,7 +23,7 @@ from router.request.errors import (
     check_unicode,
     cut,
 )
-from router.request.images import ImageFile, PreparedImage, splice
+from router.request.images import ImageFile, ImageRefused, PreparedImage, splice
 from router.request.parameters import (
     Limits,
     RawParams,

@@ -7,15 +7,14 @@ A part of a message is a text or an image; the chat template sees an image's pla
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.engine.infer import Infer
 from router.http.request_record import RequestRecord
-from router.images.fetching import ImageFetcher, ImageRefused
 from router.request.errors import InvalidRequest, Unsupported, wrong
-from router.request.images import ImageFile
+from router.request.images import ImageFile, ImageRefused
 from router.request.request import ApiKey
 from router.telemetry.metrics import Metrics
 
@@ -37,6 +36,8 @@ class ImageSource:
 
 
 Part = str | ImageSource
+# The file of a URL, for a key. Raises ImageRefused and Overloaded.
+Fetch = Callable[[str, ApiKey], Awaitable[ImageFile]]
 
 
 def image_at(url: Any, place: str) -> ImageSource:
@@ -157,7 +158,7 @@ class ImageReader:
 
     def __init__(
         self,
-        fetcher: ImageFetcher,
+        fetch: Fetch,
         infer: Infer,
         metrics: Metrics,
         marker: str,
@@ -165,7 +166,7 @@ class ImageReader:
         max_images: int,
     ) -> None:
         self.marker = marker
-        self._fetcher = fetcher
+        self._fetch = fetch
         self._infer = infer
         self._metrics = metrics
         self._max_images = max_images
@@ -206,7 +207,7 @@ class ImageReader:
             self._metrics.image_fetches.add(1)
             begun_s = time.monotonic()
             try:
-                file = await self._fetcher.fetch(url, key)
+                file = await self._fetch(url, key)
             except ImageRefused as error:
                 self._metrics.images.inc("refused")
                 raise InvalidRequest(f"`{place}` {error}", place) from error

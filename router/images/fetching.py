@@ -21,7 +21,7 @@ import httpx
 
 from router.images.memory import Held, ImageMemory
 from router.request.errors import Overloaded
-from router.request.images import ImageFile
+from router.request.images import ImageFile, ImageRefused
 from router.request.request import NO_KEY, ApiKey
 
 FETCH_S = 10.0
@@ -41,10 +41,6 @@ _PIECE_LEN = 1 << 18
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The addresses of a host at a port. Raises OSError or UnicodeError where there are none.
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-
-
-class ImageRefused(Exception):
-    """An image that cannot be had; the text follows the name of its field."""
 
 
 class Resolver:

@@ -20,6 +20,7 @@ from math import prod
 from pathlib import Path
 
 from processes.json_file import read_object
+from processes.model_folders import has_processor
 from processes.zygote.client import (
     Exit,
     IdleWorkers,
@@ -30,10 +31,9 @@ from processes.zygote.client import (
 )
 from processes.zygote.frames import Frame, frame
 from proto.contract import IMAGE_DTYPES, ImageTensor
-from router.images.fetching import ImageRefused
 from router.images.memory import Held, ImageMemory
 from router.request.errors import Overloaded, Unhealthy
-from router.request.images import ImageFile, PreparedImage
+from router.request.images import ImageFile, ImageRefused, PreparedImage
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("images")
@@ -88,7 +88,7 @@ def may_see(folder: Path) -> bool:
         config = read_object(folder / "config.json")
     except (OSError, ValueError):
         return False
-    return "vision_config" in config and any(folder.glob("*processor_config.json"))
+    return "vision_config" in config and has_processor(folder)
 
 
 def why_blind(folder: Path) -> str | None:

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from proto.contract import Image, ImageTensor
 
 
+class ImageRefused(Exception):
+    """An image that cannot be had; the text follows the name of its field."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFile:
     """An encoded file: png, jpeg, gif, webp or tiff.

@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from router.request.errors import TemplateFailed
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.format_proof import Verdict, prove
 from router.text.format_reading import Reading, declared_thought, read_format
-from router.text.template_traits import TemplateLimit, Traits, adapt, find_traits, with_images
+from router.text.template_traits import Message, TemplateLimit, adapt, find_traits, with_images
 
 T = TypeVar("T")
 # Few: the event loop takes turns with each.
@@ -247,7 +248,6 @@ class ChatTemplate:
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
         self._readings: dict[str, Reading] = {}
         self._verdicts: dict[str, Verdict] = {}
-        self._image_traits: dict[str, Traits] = {}
         self._end_tokens: tuple[str, ...] = ()
         self._image_marker: str | None = None
         for name, source in templates.items():
@@ -288,7 +288,6 @@ class ChatTemplate:
         """
         self._end_tokens = tuple(end_tokens)
         self._image_marker = image_marker
-        self._image_traits.clear()
         # What was rendered before may have read it without them.
         self._readings.clear()
         self._verdicts.clear()
@@ -310,7 +309,7 @@ class ChatTemplate:
         Raises TemplateFailed.
         """
         name = name or self._choose(with_tools)
-        return self._traits_of(name, self._compiled(name)).thought_key
+        return self._reading_of(name, self._compiled(name)).probe.traits.thought_key
 
     def after_answer(self) -> str:
         """What the template writes behind an assistant's last answer, without white space.
@@ -351,7 +350,7 @@ class ChatTemplate:
         if self._control_tokens is not None:
             given = (messages, tools, variables)
             (messages, tools, variables), mark = self._control_tokens.marked(given)
-        traits = self._traits_of(name, template)
+        traits = self._reading_of(name, template).probe.traits
         shown = adapt(messages, traits)
         marker = ""
         if continue_final_message:
@@ -390,28 +389,20 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
 
-    def _traits_of(self, name: str, template: CompiledTemplate) -> Traits:
-        traits = self._reading_of(name, template).probe.traits
-        if self._image_marker is None:
-            return traits
-        if name not in self._image_traits:
-            self._image_traits[name] = with_images(
-                lambda messages, tools: template.render(self._context(messages, tools, False)),
-                traits,
-                self._image_marker,
-            )
-        return self._image_traits[name]
-
     def _reading_of(self, name: str, template: CompiledTemplate) -> Reading:
         reading = self._readings.get(name)
         if reading is None:
-            traits = find_traits(
-                lambda messages, tools: template.render(self._context(messages, tools, False)),
-                template.words,
-            )
+
+            def render(messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
+                return template.render(self._context(messages, tools, False))
+
+            traits = find_traits(render, template.words)
             reading = read_format(
                 template, self._special, traits, self._end_tokens, self._declared_thought
             )
+            if self._image_marker is not None:
+                traits = with_images(render, reading.probe.traits, self._image_marker)
+                reading = replace(reading, probe=replace(reading.probe, traits=traits))
             self._readings[name] = reading
         return reading
 

@@ -34,6 +34,13 @@ def test_clients_are_told_a_hub_id_or_as_much_of_a_path_as_tells_models_apart(
     assert name_for_clients(model_id, others) == name
 
 
+def test_a_router_imports_no_http_client_for_texts() -> None:
+    code = "import sys, router.__main__; print('httpx' in sys.modules)"
+    argv = [sys.executable, "-c", code]
+    run = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout == "False\n"
+
+
 @pytest.mark.parametrize("module", ["launcher", "router.__main__"])
 def test_what_only_finds_a_folder_does_not_wait_for_the_hubs_imports(module: str) -> None:
     code = (

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule
 from proto.contract import ImageTensor, OutputConstraint
 from router.engine.validation import RawParams, Validation, marker_id_of
-from router.images.fetching import ImageRefused
 from router.request.errors import InvalidRequest
-from router.request.images import ImageFile, PreparedImage
+from router.request.images import ImageFile, ImageRefused, PreparedImage
 from router.request.parameters import RawGrammar
 from router.request.request import GenerateRequest
 from router.text.tokenizer import Tokenizer

@@ -220,7 +220,7 @@ async def reading(
     """A reader, a request of its, and the gauge of its fetches."""
     async with routing(FakeShard()) as rig:
         fetcher = ImageFetcher(1000, memory, resolve=resolve)
-        reader = ImageReader(fetcher, rig.infer, rig.metrics, "<image>", max_images=16)
+        reader = ImageReader(fetcher.fetch, rig.infer, rig.metrics, "<image>", max_images=16)
         yield reader, RequestRecord("a", 0.0), rig.metrics.image_fetches
 
 

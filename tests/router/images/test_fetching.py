@@ -17,9 +17,10 @@ import httpx
 import pytest
 
 from processes.instruments import Gauge
-from router.images.fetching import ImageFetcher, ImageRefused, Resolver, decode_base64
+from router.images.fetching import ImageFetcher, Resolver, decode_base64
 from router.images.memory import ImageMemory
 from router.request.errors import Overloaded
+from router.request.images import ImageRefused
 from router.request.request import ApiKey
 
 PUBLIC = "93.184.216.34"

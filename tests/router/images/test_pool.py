@@ -18,11 +18,10 @@ from transformers import AutoProcessor
 from processes.instruments import Gauge
 from processes.zygote.frames import Frame
 from proto import contract
-from router.images.fetching import ImageRefused
 from router.images.memory import ImageMemory
 from router.images.pool import Blind, ImagePool, ImageRules, may_see, read_tensors, why_blind
 from router.request.errors import Overloaded, Unhealthy
-from router.request.images import ImageFile, PreparedImage, splice
+from router.request.images import ImageFile, ImageRefused, PreparedImage, splice
 from router.telemetry.metrics import Metrics
 from tests import seeing_checkpoint
 
