@@ -1,6 +1,6 @@
 """The operands of comparisons, and the functions that make operands of operands.
 
-    Operand = Subject | TextParts | Count | Number | Integer | Phrase | Phrases | Truth
+    Operand = Subject | TextParts | Count | Number | Phrase | Phrases | Expression
 
 Independent of syntax: a wrong argument raises a Mismatch with its index, which the parser turns
 into an error with its place.
@@ -72,16 +72,10 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A whole number."""
-
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Integer:
-    """int(...) of a known string: a condition, and a number. None: it is no integer."""
+    """A whole number; `is_condition`: int(...) of a known string, None where it is no integer."""
 
     value: int | None
+    is_condition: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +92,10 @@ class Phrases:
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """A condition. `ending`: the place of a stops_before in it, None: there is none."""
+Operand = Subject | TextParts | Count | Number | Phrase | Phrases | Expression
 
-    expression: Expression
-    ending: int | None = None
-
-
-Operand = Subject | TextParts | Count | Number | Integer | Phrase | Phrases | Truth
-
-_SYMMETRIC = {
+# What a relation is called where its sides are exchanged.
+_MIRRORED = {
     Relation.LT: Relation.GT,
     Relation.LE: Relation.GE,
     Relation.GT: Relation.LT,
@@ -127,81 +114,94 @@ def described(operand: Operand) -> str:
             return f"{name}(X)"
         case Count(measure):
             return measure.value
-        case Number() | Integer():
+        case Number():
             return "a number"
         case Phrase():
             return "a string"
         case Phrases():
             return "a list"
-        case Truth():
-            return "a condition"
+    return "a condition"
 
 
-def condition(operand: Operand) -> Truth:
+def _usage(operand: Operand) -> str:
+    """What the operand is for."""
+    match operand:
+        case Subject():
+            return (
+                'compare it, as in X == "yes" or X in ["a", "b"];'
+                " len(X) is its length, int(X) its value as a number"
+            )
+        case Count(measure):
+            return f"compare it, as in {measure.value} < 40"
+        case Number():
+            return 'compared with len(X) or int(X); numbers in texts are strings: "7"'
+        case Phrase():
+            return 'as in X == "yes" or "a" in X'
+        case Phrases():
+            return 'as in X in ["a", "b"]; for one of several, "a" in X or "b" in X'
+        case IsFloat():
+            return "only int(X) is compared with numbers"
+    return "conditions are joined by `and`, `or` and `not`"
+
+
+def _mismatch(left: Operand, verb: str, right: Operand) -> Mismatch:
+    """The error that `left` cannot be combined with `right`; hints about both."""
+    for operand in (left, right):
+        if isinstance(operand, TextParts):
+            return _uncounted_parts(operand)
+    usages = {described(operand): _usage(operand) for operand in (left, right)}
+    return Mismatch(
+        f"{described(left)} cannot be {verb} {described(right)}",
+        "\n".join(f"{operand}: {usage}" for operand, usage in usages.items()),
+    )
+
+
+def _uncounted_parts(parts: TextParts) -> Mismatch:
+    return Mismatch(f"{described(parts)} can only be counted", f"write len({parts.name}(X))")
+
+
+def condition(operand: Operand) -> Expression:
     """The operand as a condition of its own. Raises Mismatch."""
     match operand:
-        case Truth():
-            return operand
         case Count(Measure.INT):
-            return Truth(IsInt())
-        case Integer(value):
-            return Truth(Constant(value is not None))
-        case Count(measure):
-            raise Mismatch(
-                f"{measure.value} is a number, no condition",
-                f"compare it, as in {measure.value} < 40",
-            )
+            return IsInt()
+        case Number(value, is_condition=True):
+            return Constant(value is not None)
         case TextParts():
             raise _uncounted_parts(operand)
-        case Subject():
-            raise Mismatch("the output alone is no condition", 'compare it, as in X == "yes"')
-    raise Mismatch(f"{described(operand)} alone is no condition")
+        case Subject() | Count() | Number() | Phrase() | Phrases():
+            raise Mismatch(f"{described(operand)} alone is no condition", _usage(operand))
+    return operand
 
 
 def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
     """What `left relation right` means. Raises Mismatch."""
-    for operand in (left, right):
-        if isinstance(operand, TextParts):
-            raise _uncounted_parts(operand)
-        if isinstance(operand, Truth):
-            raise _no_value(operand)
-    left = _as_number(left)
-    right = _as_number(right)
     match left, right:
-        case (Integer(), Count() | Number() | Integer()) | (Count() | Number(), Integer()):
+        case (Count() | Number(), Number(None)) | (Number(None), Count()):
             return Constant(False)  # a text that is no integer satisfies no comparison
-        case Count(measure), Number(bound):
+        case (Number(None), Number()):
+            return Constant(False)
+        case Count(measure), Number(int(bound)):
             return Compare(measure, relation, bound)
-        case Number(bound), Count(measure):
-            return Compare(measure, _SYMMETRIC[relation], bound)
-        case Number(value), Number(bound):
+        case Number(int(bound)), Count(measure):
+            return Compare(measure, _MIRRORED[relation], bound)
+        case Number(int(value)), Number(int(bound)):
             return Constant(related(value, relation, bound))
-        case Count(), Count():
-            raise Mismatch("two measures of the output cannot be compared", "one side is a number")
-    return _equal(left, relation, right)
+    if relation in (Relation.EQ, Relation.NE):
+        match left, right:
+            case (Subject(), Phrase(text)) | (Phrase(text), Subject()):
+                equal: Expression = OneOf((text,))
+            case (Phrase(), Phrase()) | (Phrases(), Phrases()):
+                equal = Constant(left == right)
+            case _:
+                raise _mismatch(left, "compared with", right)
+        return equal if relation is Relation.EQ else opposite(equal)
+    raise _mismatch(left, f"compared by `{relation.value}` with", right)
 
 
-def _as_number(operand: Operand) -> Operand:
-    """A valid Integer as a Number; other operands unchanged."""
-    if isinstance(operand, Integer) and operand.value is not None:
-        return Number(operand.value)
-    return operand
-
-
-def _equal(left: Operand, relation: Relation, right: Operand) -> Expression:
-    """`==` and `!=` of strings; other operands cannot be compared."""
-    if relation not in (Relation.EQ, Relation.NE):
-        raise _unordered(left, relation, right)
-    match left, right:
-        case (Subject(), Phrase(value)) | (Phrase(value), Subject()):
-            term: Expression = OneOf((value,))
-        case Phrase(value), Phrase(other):
-            return Constant((value == other) is (relation is Relation.EQ))
-        case Phrases(values), Phrases(others):
-            return Constant((values == others) is (relation is Relation.EQ))
-        case _:
-            raise _unequal(left, right)
-    return term if relation is Relation.EQ else Not(term)
+def opposite(term: Expression) -> Expression:
+    """The negation; of a truth value, the other one."""
+    return Constant(not term.value) if isinstance(term, Constant) else Not(term)
 
 
 def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -219,62 +219,7 @@ def contained(left: Operand, right: Operand) -> Expression:
             return Constant(value in values)
         case Phrase(value), Phrase(other):
             return Constant(value in other)
-    raise _not_contained(left, right)
-
-
-def _not_contained(left: Operand, right: Operand) -> Mismatch:
-    match left, right:
-        case Subject(), Phrase():
-            return Mismatch("the output cannot be looked for in a string", 'write X in ["a", "b"]')
-        case Phrases(), _:
-            return Mismatch(
-                "a list cannot be looked for", 'write ("a" in X or "b" in X) for one of several'
-            )
-        case _, TextParts():
-            return Mismatch(
-                f"{described(right)} can only be counted", 'write "a" in X, or len(words(X)) < 40'
-            )
-        case Count(measure), _:
-            return Mismatch(
-                f"{measure.value} cannot be looked for", f"compare it, as in {measure.value} == 3"
-            )
-        case Number() | Integer(), _:
-            return Mismatch("a number cannot be looked for", 'numbers in texts are strings: "7"')
-    return Mismatch(f"{described(left)} cannot be looked for in {described(right)}")
-
-
-def _unordered(left: Operand, relation: Relation, right: Operand) -> Mismatch:
-    if isinstance(left, Subject) or isinstance(right, Subject):
-        return Mismatch(
-            f"the output itself cannot be compared by `{relation.value}`",
-            "len(X) is its length, int(X) its value as a number",
-        )
-    return Mismatch(
-        f"{described(left)} and {described(right)} cannot be compared by `{relation.value}`",
-        "counts and int(X) are compared with numbers",
-    )
-
-
-def _unequal(left: Operand, right: Operand) -> Mismatch:
-    sides = (left, right)
-    if any(isinstance(side, Subject) for side in sides):
-        if any(isinstance(side, Phrases) for side in sides):
-            return Mismatch("the output is a string, no list", 'write X in ["a", "b"]')
-        if any(isinstance(side, Number | Integer) for side in sides):
-            return Mismatch("the output is a string, no number", 'write int(X) == 5, or X == "5"')
-    return Mismatch(f"{described(left)} cannot be compared with {described(right)}")
-
-
-def _no_value(truth: Truth) -> Mismatch:
-    if isinstance(truth.expression, IsFloat):
-        return Mismatch("float(X) cannot be compared", "only int(X) is compared with numbers")
-    return Mismatch(
-        "a condition cannot be compared", "conditions are joined by `and`, `or` and `not`"
-    )
-
-
-def _uncounted_parts(parts: TextParts) -> Mismatch:
-    return Mismatch(f"{described(parts)} can only be counted", f"write len({parts.name}(X))")
+    raise _mismatch(left, "looked for in", right)
 
 
 Arguments = tuple[Operand, ...]
@@ -335,30 +280,30 @@ def _int(arguments: Arguments) -> Operand:
     about = _text(arguments)
     if isinstance(about, Subject):
         return Count(Measure.INT)
-    return Integer(integer(about.value))
+    return Number(integer(about.value), is_condition=True)
 
 
 def _float(arguments: Arguments) -> Operand:
     _require(arguments, 1)
-    return _truth(_text(arguments), IsFloat())
+    return _said_of(_text(arguments), IsFloat())
 
 
 def _starts_with(arguments: Arguments) -> Operand:
-    return _truth(_text(arguments), StartsWith(_phrases(arguments)))
+    return _said_of(_text(arguments), StartsWith(_phrases(arguments)))
 
 
 def _ends_with(arguments: Arguments) -> Operand:
-    return _truth(_text(arguments), EndsWith(_phrases(arguments)))
+    return _said_of(_text(arguments), EndsWith(_phrases(arguments)))
 
 
 def _stops_at(arguments: Arguments) -> Operand:
-    return _truth(_text(arguments), StopsAt(_stop_phrases(arguments)))
+    return _said_of(_text(arguments), StopsAt(_stop_phrases(arguments)))
 
 
 def _stops_before(arguments: Arguments) -> Operand:
     if not isinstance(_text(arguments), Subject):
         raise Mismatch("only the output can stop before a phrase", argument=0)
-    return Truth(StopsBefore(_stop_phrases(arguments)))
+    return StopsBefore(_stop_phrases(arguments))
 
 
 def _regex(arguments: Arguments) -> Operand:
@@ -366,8 +311,15 @@ def _regex(arguments: Arguments) -> Operand:
     pattern = arguments[1]
     if not isinstance(pattern, Phrase):
         raise Mismatch(f"the pattern is a string, not {described(pattern)}", argument=1)
-    _check_pattern(pattern.value)
-    return _truth(_text(arguments), Matches(pattern.value))
+    try:
+        re.compile(pattern.value)
+    except re.error as error:
+        raise Mismatch(f"the pattern is wrong: {error.msg}", argument=1, offset=error.pos) from None
+    except OverflowError:
+        raise Mismatch("the pattern repeats something too often", argument=1) from None
+    except RecursionError:
+        raise Mismatch("the pattern is nested too deeply", argument=1) from None
+    return _said_of(_text(arguments), Matches(pattern.value))
 
 
 def _set(arguments: Arguments) -> Operand:
@@ -439,18 +391,6 @@ def _stop_phrases(arguments: Arguments) -> tuple[str, ...]:
     return phrases
 
 
-def _truth(about: Subject | Phrase, term: Expression) -> Truth:
-    if isinstance(about, Phrase):
-        return Truth(Constant(holds(term, about.value)))
-    return Truth(term)
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise Mismatch(f"the pattern is wrong: {error.msg}", argument=1, offset=error.pos) from None
-    except OverflowError:
-        raise Mismatch("the pattern repeats something too often", argument=1) from None
-    except RecursionError:
-        raise Mismatch("the pattern is nested too deeply", argument=1) from None
+def _said_of(about: Subject | Phrase, term: Expression) -> Expression:
+    """The term; its truth value, if it is about a known string."""
+    return Constant(holds(term, about.value)) if isinstance(about, Phrase) else term
