@@ -90,11 +90,5 @@ class SchemaCase(NamedTuple):
 
 def schema_cases() -> Iterator[SchemaCase]:
     for path in sorted(SCHEMAS.glob("*.json")):
-        if path.stem != "not_enforced":
-            for case in json.loads(path.read_text()):
-                yield SchemaCase(f"{path.stem}: {case.pop('name')}", **case)
-
-
-def refused_cases() -> Iterator[tuple[str, Any, str]]:
-    for case in json.loads((SCHEMAS / "not_enforced.json").read_text()):
-        yield case["name"], case["schema"], case["pointer"]
+        for case in json.loads(path.read_text()):
+            yield SchemaCase(f"{path.stem}: {case.pop('name')}", **case)

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
+from constraints.errors import Contradiction, TooComplex
 from constraints.grammars.gbnf import to_grammar
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import demo_vocabulary, needed_len
@@ -253,63 +253,6 @@ def test_the_notation_is_that_of_its_users(
     language = compiled(Kind.GBNF, grammar)
     assert [text for text in held if not accepts(language, text)] == []
     assert [text for text in refused if accepts(language, text)] == []
-
-
-@pytest.mark.parametrize(
-    ("grammar", "position", "what"),
-    [
-        ('start "a"', 0, "begins with `name ::=`"),
-        ('start: "a"', 5, "begins like this"),
-        ('rule ::= "a"', 0, "no rule `root"),
-        ('root ::= "a', 9, "never closed"),
-        ("root ::= [a", 9, "never closed"),
-        ("root ::= 'a'", 9, "double quotes"),
-        ('root ::= ("a"', 9, "never closed"),
-        ('root ::= "a")', 12, "closes nothing"),
-        ("root ::= other", 9, "no rule `other`"),
-        ('root ::= "a"\nroot ::= "b"', 13, "a second rule"),
-        ("root ::= * x", 9, "nothing before"),
-        (r'root ::= "\q"', 10, "stands for nothing"),
-        (r'root ::= "\ud800"', 10, "no such character"),
-        ("root ::= [z-a]", 9, "before its beginning"),
-        ("root ::= []", 9, "no characters"),
-        ('root ::= "a"{x}', 12, "a repeat is"),
-        ('root ::= "a"{3,2}', 12, "larger than the most"),
-        ('root ::= "a"{1000001}', 12, "more than"),
-        ('root ::= "a" & "b"', 13, "begins like this"),
-    ],
-)
-def test_a_wrong_grammar_is_told_with_place_and_caret(
-    grammar: str, position: int, what: str
-) -> None:
-    with pytest.raises(Malformed, match=what) as wrong:
-        to_grammar(grammar)
-    assert wrong.value.position == position
-    assert "^" in str(wrong.value)
-
-
-@pytest.mark.parametrize(
-    ("grammar", "position", "what"),
-    [
-        ('root ::= "a" (= "b")', 13, "looking ahead"),
-        ("root ::= <think>", 9, "stand for no text"),
-        ("root ::= !<[7]>", 9, "stand for no text"),
-        ("root ::= Token(7)", 9, "tokens and tags"),
-        ('root ::= TagDispatch(("<a>", x))\nx ::= "b"', 9, "tokens and tags"),
-    ],
-)
-def test_what_masks_cannot_hold_is_refused_with_its_place(
-    grammar: str, position: int, what: str
-) -> None:
-    with pytest.raises(NotEnforced, match=what) as refusal:
-        to_grammar(grammar)
-    assert refusal.value.position == position
-
-
-def test_a_rule_without_an_end_is_a_contradiction() -> None:
-    with pytest.raises(Contradiction, match="rule `x` never ends") as contradiction:
-        to_grammar('root ::= "a" | x\nx ::= "b" x')
-    assert contradiction.value.parts == ("x",)
 
 
 def test_groups_in_groups_have_an_end() -> None:

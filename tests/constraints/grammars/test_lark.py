@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from constraints.bitmask import allowed_ids
 from constraints.engine import MAX_FORCED_BYTES, deterministic_suffix_of
-from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
+from constraints.errors import Contradiction, NotEnforced, TooComplex
 from constraints.grammars.lark import negations_as_texts, to_grammar, words
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, Kind
@@ -90,71 +90,6 @@ def test_a_schema_may_stand_in_a_grammar() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "line", "what"),
-    [
-        ("start: a\na[max_tokens=3]: /x+/", "line 2, column 3", "max_tokens"),
-        ("start: a\na[temperature=0.5]: /x+/", "line 2", "temperature"),
-        ('start: a\na[stop="."]: /x+/', "line 2", "stop"),
-        ('start: a\na[capture, suffix="."]: /x+/', "line 2", "suffix"),
-        ("start: <|eos|>", "position 7", "a special token is written"),
-        ("start: <[7]>", "position 7", "a special token is written"),
-        ("start: @other", "position 7", "no other grammars"),
-        ('%llguidance {"no_forcing": false}\nstart: "a"', "position 0", "options"),
-        ('start: %lark { start: "a" }', "position 7", "inside of a grammar"),
-        ("start: /a(?=b)/", "position 9", "look-ahead"),
-        ("start: /^a/", "position 8", "edge"),
-        ('start: "a" %json {"contains": {}}', "/contains", "not enforced"),
-    ],
-)
-def test_what_masks_cannot_hold_is_refused_with_its_place(
-    grammar: str, line: str, what: str
-) -> None:
-    with pytest.raises(NotEnforced, match=what) as refusal:
-        to_grammar(grammar)
-    assert line in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("grammar", "position"),
-    [
-        ('start "a"', 6),
-        ('start: "a', 7),
-        ("start: foo", 7),
-        ('start: "b" (b | "c")', 12),
-        ('start: "a"\nb: ("x"', 17),
-        ("start: /a(/", 9),
-        ("start: 'a'", 7),
-        ("start: %json {", 14),
-    ],
-)
-def test_a_wrong_grammar_is_told_with_place_and_caret(grammar: str, position: int) -> None:
-    with pytest.raises(Malformed) as wrong:
-        compiled(Kind.LARK, grammar)
-    assert wrong.value.position == position
-    assert "^" in str(wrong.value)
-    assert "llguidance" not in str(wrong.value)
-
-
-def test_a_grammar_without_a_start_is_malformed() -> None:
-    with pytest.raises(Malformed, match="start"):
-        compiled(Kind.LARK, 'rule: "a"')
-
-
-@pytest.mark.parametrize(
-    ("grammar", "rules"),
-    [
-        ('start: "a" start', ("start",)),
-        ('start: "a" x | "b"\nx: "c" x', ("x",)),
-        ('start: x\nx: ("a" | y) y\ny: "b" y+', ("start", "x", "y")),
-    ],
-)
-def test_a_rule_without_an_end_is_a_contradiction(grammar: str, rules: tuple[str, ...]) -> None:
-    with pytest.raises(Contradiction, match="never ends") as contradiction:
-        to_grammar(grammar)
-    assert contradiction.value.parts == rules
-
-
-@pytest.mark.parametrize(
     "grammar",
     [
         'start: "a" start?',
@@ -171,24 +106,6 @@ def test_a_rule_with_an_end_is_none(grammar: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "place", "parts"),
-    [
-        ("start: A\nA: /a/ & /b/", "line 2, column 1", ("A", "start")),
-        ('start: "x" y | "z"\ny: A\nA: /a/ & /b/', "line 3, column 1", ("A", "y")),
-        ('start: "x" A?\nA: B "c"\nB: /[ab]/ & ~/[a-c]/', "line 3, column 1", ("B",)),
-        (r'start: "x" | "y" /[^\s\S]/', "position 17", (r"/[^\s\S]/",)),
-    ],
-)
-def test_a_terminal_without_a_text_is_a_contradiction_that_names_it(
-    grammar: str, place: str, parts: tuple[str, ...]
-) -> None:
-    with pytest.raises(Contradiction) as contradiction:
-        compiled(Kind.LARK, grammar)
-    assert str(contradiction.value).startswith(f"{place}: no text satisfies this")
-    assert set(contradiction.value.parts) == set(parts)
-
-
-@pytest.mark.parametrize(
     "grammar",
     [
         'start: "x" A\nA: /a*/ & /(?:b*)/',
@@ -199,23 +116,6 @@ def test_a_terminal_without_a_text_is_a_contradiction_that_names_it(
 )
 def test_a_terminal_with_a_text_is_none(grammar: str) -> None:
     assert to_grammar(grammar)
-
-
-def test_a_schema_within_that_nothing_satisfies_tells_its_parts() -> None:
-    schema = '{"type": "string", "minLength": 3, "maxLength": 2}'
-    with pytest.raises(Contradiction, match="position 11: in this schema") as contradiction:
-        compiled(Kind.LARK, f'start: "x" %json {schema}')
-    assert contradiction.value.parts == (
-        '{"type": "string"}',
-        '{"minLength": 3}',
-        '{"maxLength": 2}',
-    )
-
-
-def test_a_wrong_schema_within_is_told_with_its_place_and_its_pointer() -> None:
-    with pytest.raises(Malformed) as refused:
-        compiled(Kind.LARK, 'start: "a" %json {"items": {"type": "text"}}')
-    assert (refused.value.position, refused.value.pointer) == (11, "/items/type")
 
 
 @pytest.mark.parametrize(
@@ -370,17 +270,6 @@ def test_masks_lead_to_texts_alone(grammar: str) -> None:
         walk(language, draw, 12)  # decodes what it wrote
     matcher = language.matcher()
     assert not set(legal(matcher)) & {*range(0x80, 0xC2), *range(0xF5, 0x100)}
-
-
-def test_what_has_no_text_but_bytes_is_refused() -> None:
-    with pytest.raises(Contradiction, match="line 2, column 1: no text satisfies this terminal"):
-        compiled(Kind.LARK, "start: A\nA: ~/(?s:.*)/")
-
-
-def test_a_negation_of_nothing_is_told_at_its_place() -> None:
-    for grammar in ("start: A\nA: /x/ ~", "start: A\nA: ~", "start: A\nA: ~(/a/"):
-        with pytest.raises(Malformed, match="line 2"):
-            compiled(Kind.LARK, grammar)
 
 
 def test_two_signs_in_a_row_say_nothing() -> None:

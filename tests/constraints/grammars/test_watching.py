@@ -16,7 +16,7 @@ import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.compiler import Compiler
-from constraints.errors import Contradiction, NotEnforced
+from constraints.errors import Contradiction
 from constraints.grammars.watching import WatchedLanguage
 from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
@@ -279,25 +279,6 @@ def test_an_output_with_keys_in_any_order_is_an_instance_within_its_budget(schem
         assert violations(json.dumps(schema), text) == (), text
 
 
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "/anyOf/0/required: not enforced"),
-        ({"properties": {f"key{n}": {} for n in range(65)}}, "the schema: keys come in any order"),
-        ({"properties": {"ax": {}}, "patternProperties": {"^a": {}}}, "patternProperties"),
-    ],
-)
-def test_keys_that_cannot_come_in_any_order_are_refused(schema: Any, reason: str) -> None:
-    with pytest.raises(NotEnforced, match=reason):
-        language_of(schema, any_key_order=True, strict=True)
-
-
-def test_a_required_key_that_no_object_may_have_is_a_contradiction_in_any_order() -> None:
-    schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
-    with pytest.raises(Contradiction):
-        language_of(schema, any_key_order=True)
-
-
 # Masks may lead to where an item of few values is an array or object; an output is led around it.
 NESTED: dict[str, Any] = {
     "sets of sets": {**SET, "items": {**SET, "items": {"enum": [1, 2]}}},
@@ -431,31 +412,6 @@ def test_more_keys_than_there_are_names_is_a_contradiction() -> None:
     with pytest.raises(Contradiction):
         of_schema(schema)
     assert accepts(of_schema({"properties": {"x": schema}}), "{}")
-
-
-def test_more_items_than_there_are_values_is_a_contradiction() -> None:
-    with pytest.raises(Contradiction) as contradiction:
-        of_schema({**SET, "items": {"type": "integer", "minimum": 1, "maximum": 9}, "minItems": 10})
-    assert '{"minItems": 10}' in contradiction.value.parts
-
-
-@pytest.mark.parametrize(
-    ("schema", "pointer"),
-    [
-        ({"anyOf": [SET, {"type": "array", "maxItems": 3}]}, "/anyOf/0/uniqueItems"),
-        ({"if": {"type": "array", "minItems": 2}, "then": SET}, "/if/anyOf/0/allOf/1/uniqueItems"),
-        ({"patternProperties": {"^a": SET}}, "/patternProperties/^a/uniqueItems"),
-        (
-            {"anyOf": [{**CLOSED, "properties": {"k": SET}}, {**CLOSED, "properties": {"k": {}}}]},
-            "/anyOf/0/properties/k/uniqueItems",
-        ),
-    ],
-)
-def test_what_depends_on_a_choice_is_refused(schema: Any, pointer: str) -> None:
-    with pytest.raises(NotEnforced) as refusal:
-        of_schema(schema)
-    assert refusal.value.pointer == pointer
-    assert of_schema(schema, lenient=True).not_enforced == (pointer,)
 
 
 @pytest.mark.parametrize(

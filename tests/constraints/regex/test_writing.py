@@ -128,55 +128,6 @@ def test_every_character_is_in_the_classes_that_python_puts_it_in() -> None:
         assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "position", "what"),
-    [
-        ("ab(?=c)", 2, "look-ahead"),
-        ("(?<!a)b", 0, "look-behind"),
-        (r"(a)\1", 3, "reference back"),
-        (r"(?P<x>a)(?P=x)", 8, "reference back"),
-        (r"\bword", 0, "word boundary"),
-        ("a++", 1, "possessive"),
-        ("(?>a)b", 0, "atomic"),
-        ("(a)?(?(1)b|c)", 4, "condition"),
-        ("a^b", 1, "edge"),
-        ("(a$)+b", 2, "edge"),
-    ],
-)
-def test_what_no_mask_can_hold_is_refused_with_its_place(
-    pattern: str, position: int, what: str
-) -> None:
-    with pytest.raises(NotEnforced, match=what) as refusal:
-        translate(pattern)
-    assert refusal.value.position == position
-
-
-@pytest.mark.parametrize(
-    ("pattern", "position", "what"),
-    [
-        ("a(b", 1, "never closed"),
-        ("ab)", 2, "closes nothing"),
-        ("x[a", 1, "never closed"),
-        ("*a", 0, "nothing before"),
-        ("a**", 2, "repeat of a repeat"),
-        ("a{3,2}", 1, "larger than the most"),
-        (r"\q", 0, "stands for nothing"),
-        ("[b-a]", 1, "before its beginning"),
-        ("a{2000000}", 1, "more than"),
-        ("(?P<1>a)", 0, "identifier"),
-        ("(?P<a>x)(?P<a>y)", 8, "second group"),
-        ("(" * 200 + ")" * 200, 100, "deep"),
-    ],
-)
-def test_a_wrong_pattern_is_told_with_place_and_caret(
-    pattern: str, position: int, what: str
-) -> None:
-    with pytest.raises(Malformed, match=what) as wrong:
-        translate(pattern)
-    assert wrong.value.position == position
-    assert "^" in str(wrong.value).splitlines()[-1]
-
-
 @pytest.mark.parametrize("pattern", [r"[^\s\S]", "foo$bar", r"a(?=b)c|\b\B"])
 def test_a_pattern_that_nothing_matches_is_a_contradiction(pattern: str) -> None:
     with pytest.raises(Contradiction, match="position 0: nothing matches") as contradiction:

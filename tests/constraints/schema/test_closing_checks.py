@@ -74,27 +74,6 @@ def test_what_is_judged_is_not_reported_as_not_enforced() -> None:
     assert language.not_enforced == ("/x-note",)
 
 
-@pytest.mark.parametrize(
-    ("schema", "pointer"),
-    [
-        # Which the judge does not know, cannot follow, or knows in another draft alone.
-        ({**SHARE, "maxPropertis": 1}, "/maxPropertis"),
-        ({"anyOf": [FRACTION, {"$ref": "https://example.com/a"}]}, "/anyOf/1/$ref"),
-        ({**SHARE, "$dynamicRef": "#nowhere"}, "/$dynamicRef"),
-        ({"type": "number", "divisibleBy": 3}, "/divisibleBy"),
-        # What could take a judge unlimited time, wherever it stands.
-        ({"type": ["string", "null"], "pattern": r"^(a+)+\1$"}, "/pattern"),
-        ({"not": {"items": {"pattern": r"^(a+)+\1$"}}}, "/not"),
-        # Of which no text is found.
-        ({"type": "boolean", "not": {"enum": [True, False, {}]}}, "/not"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(schema: Any, pointer: str) -> None:
-    with pytest.raises(NotEnforced) as refused:
-        closing(schema)
-    assert refused.value.pointer == pointer
-
-
 @pytest.mark.parametrize("how", [{"strict": True}, {"strict": False, "is_part": True}], ids=str)
 def test_where_masks_are_asked_for_and_within_a_grammar_nothing_is_judged(how: Any) -> None:
     with pytest.raises(NotEnforced):
