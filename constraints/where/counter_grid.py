@@ -27,7 +27,8 @@ import numpy.typing as npt
 from constraints.errors import TooComplex
 from constraints.regex.dfa import Sources
 from constraints.regex.limits import MAX_CELLS
-from constraints.where.machine import Counter, Counts, Grid, Machine
+from constraints.where.machine import Counter, Counts, Grid, Machine, machine_of
+from constraints.where.terms import Expression
 
 Slacks = npt.NDArray[np.int32]  # [num_states, num_cells]
 
@@ -97,6 +98,14 @@ class CounterGrid:
             cell = cell * size + min(counts[place], size - 1)
         return cell
 
+    def is_within(self, slacks: Slacks, place: int, counts: Sequence[int]) -> bool:
+        """Whether a place with these counts is alive."""
+        weighed = 0
+        if self.slack is not None:
+            weighed = min(counts[self.slack], self.counters[self.slack].cap) * self.weight
+        slack = int(slacks[place, self.cell(counts)])
+        return slack > NEVER and weighed <= slack
+
     @property
     def num_cells(self) -> int:
         """All combinations of them."""
@@ -140,8 +149,25 @@ class CounterGrid:
         slacks[slacks > ALWAYS // 2] = ALWAYS
         return slacks
 
-    def accepted(self, machine: Machine, accepts: Grid) -> Slacks:
-        """Slacks of accepting now. accepts: [num_states, chars, words, sentences] segments."""
+    def coaccessible(self, machine: Machine) -> "Slacks | None":
+        """The slacks of every state between two characters; None if no text is accepted.
+
+        Raises TooComplex.
+        """
+        accepted = np.maximum.reduce(self.accepted(machine))
+        slacks = Induction(self, ways_of(self, machine), accepted).slacks()
+        is_alive = self.is_within(slacks, machine.start, [0] * len(self.counters))
+        return slacks if is_alive else None
+
+    def accepted(self, machine: Machine) -> tuple[Slacks, ...]:
+        """Slacks of accepting now, for each segment of tokens."""
+        return tuple(
+            self._accepted(machine, machine.accepts[..., segment])
+            for segment in range(machine.accepts.shape[-1])
+        )
+
+    def _accepted(self, machine: Machine, accepts: Grid) -> Slacks:
+        """accepts: [num_states, chars, words, sentences] segments"""
         shape = [machine.num_states] + [len(counter.firsts) for counter in self.counters]
         grid = accepts.reshape(shape)
         if self.slack is None:
@@ -392,13 +418,22 @@ class Induction:
             improved = self._improve(layer, ways.picked(found) if few else ways)
 
 
-def coaccessible_slacks(machine: Machine, counter_grid: CounterGrid, accepted: Slacks) -> Slacks:
-    """The slacks of every state between two characters. Raises TooComplex."""
+def ways_of(counter_grid: CounterGrid, machine: Machine, num_layer_counters: int = 1) -> Ways:
+    """The ways of single characters between states."""
     sources, labels = np.nonzero(machine.steps)
-    ways = Ways.of(
+    return Ways.of(
         counter_grid,
         sources,
         machine.steps[sources, labels].astype(np.int64),
         machine.gains[sources, labels],
+        num_layer_counters=num_layer_counters,
     )
-    return Induction(counter_grid, ways, accepted).slacks()
+
+
+def is_empty(expression: Expression) -> bool:
+    """Whether no text satisfies the expression, however many tokens it has.
+
+    Raises OutOfReach and TooComplex.
+    """
+    machine = machine_of(expression)
+    return CounterGrid.of(machine).coaccessible(machine) is None

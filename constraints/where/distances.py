@@ -259,14 +259,3 @@ def _ways(
     if len(ways.sources) * num_cells > MAX_TOKEN_STEPS:
         raise TooComplex("too many tokens and counts to look at")
     return ways
-
-
-def is_within(counter_grid: CounterGrid, slacks: Slacks, place: int, counts: list[int]) -> bool:
-    """Whether one place with these counts is alive."""
-    cell = counter_grid.cell(counts)
-    weighed = 0
-    if counter_grid.slack is not None:
-        cap = counter_grid.counters[counter_grid.slack].cap
-        weighed = min(counts[counter_grid.slack], cap) * counter_grid.weight
-    slack = int(slacks[place, cell])
-    return slack > NEVER and weighed <= slack

@@ -26,11 +26,7 @@ from constraints.regex.char_sets import plain_places
 from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
-from constraints.where.distances import (
-    MAX_WORK,
-    Distances,
-    is_within,
-)
+from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.machine import Machine
 from constraints.where.plain_space import ClosingSpace
 from constraints.where.terms import Expression
@@ -67,7 +63,7 @@ class ByteSteps:
 
     def is_alive(self, slacks: Slacks, packed: int, counts: list[int]) -> bool:
         """Whether the slacks of a place cover the counts."""
-        return is_within(self._counter_grid, slacks, packed // self._table.width, counts)
+        return self._counter_grid.is_within(slacks, packed // self._table.width, counts)
 
     def only_byte(self, slacks: Slacks, packed: int, counts: list[int]) -> int | None:
         """The only byte that leads to a live place; None: there are several or none."""

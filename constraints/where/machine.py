@@ -44,8 +44,8 @@ from constraints.regex.dfa import (
 )
 from constraints.regex.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.regex.writing import between
-from constraints.where.evaluate import related
-from constraints.where.normal_form import ContainsAny, group_phrases
+from constraints.where.evaluate import dropped_phrases, related
+from constraints.where.normal_form import ContainsAny, group_phrases, top_parts
 from constraints.where.terms import (
     And,
     Compare,
@@ -63,6 +63,8 @@ from constraints.where.terms import (
     Relation,
     StartsWith,
     StopsAt,
+    StopsBefore,
+    all_of,
 )
 
 
@@ -435,6 +437,15 @@ def _shape_automaton(atom: Expression) -> Automaton:
         case Compare(Measure.INT, relation, bound):
             return compared(relation, bound)
     raise OutOfReach(f"no automaton for {atom!r}")
+
+
+def machine_of(expression: Expression) -> Machine:
+    """The smallest machine of an expression. Raises OutOfReach, TooComplex."""
+    phrases = dropped_phrases(expression)
+    # What must hold of the text without the dropped phrase.
+    kept = all_of(part for part in top_parts(expression) if not isinstance(part, StopsBefore))
+    machine = minimised(build(kept))
+    return minimised(with_stop_phrases(machine, phrases)) if phrases else machine
 
 
 def build(expression: Expression) -> Machine:

@@ -16,7 +16,14 @@ import numpy.typing as npt
 
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
-from constraints.where.counter_grid import NEVER, CounterGrid, Induction, Slacks, Ways, best_through
+from constraints.where.counter_grid import (
+    NEVER,
+    CounterGrid,
+    Induction,
+    Slacks,
+    best_through,
+    ways_of,
+)
 from constraints.where.machine import Machine, atoms
 from constraints.where.terms import (
     Contains,
@@ -97,11 +104,11 @@ class ClosingSpace:
         # Once more from the places behind another character, along white space alone.
         others = replace(machine, steps=np.where(is_space, 0, machine.steps))
         spaces = replace(machine, steps=np.where(is_space, machine.steps, 0))
-        ways = _ways(counter_grid, others, num_layer_counters=0)
+        ways = ways_of(counter_grid, others, num_layer_counters=0)
         found, best = best_through(counter_grid, ways, by_state[None], 0)
         begun = np.full_like(by_state, NEVER)
         begun[found] = best
-        followed = Induction(counter_grid, _ways(counter_grid, spaces), begun).slacks()
+        followed = Induction(counter_grid, ways_of(counter_grid, spaces), begun).slacks()
         inside = table.utf8.num_places
         slacks = np.maximum(
             table.spread(others, counter_grid, by_state),
@@ -110,13 +117,6 @@ class ClosingSpace:
         slacks[::inside] = followed
         tokens = _tokens_of(vocabulary, SPACE - named)
         return cls(tokens, tokens & ~_tokens_of(vocabulary, _USUAL), slacks)
-
-
-def _ways(counter_grid: CounterGrid, machine: Machine, num_layer_counters: int = 1) -> Ways:
-    sources, labels = np.nonzero(machine.steps)
-    targets = machine.steps[sources, labels].astype(np.int64)
-    gains = machine.gains[sources, labels]
-    return Ways.of(counter_grid, sources, targets, gains, num_layer_counters=num_layer_counters)
 
 
 def _labels_of_space(machine: Machine) -> npt.NDArray[np.bool_]:

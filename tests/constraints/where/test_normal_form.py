@@ -1,20 +1,15 @@
-"""Normal forms mean the same; arithmetic finds contradictions and never invents one."""
+"""Normal forms mean the same; contradictions are found and never invented."""
 
 import time
-from functools import reduce
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.errors import TooComplex
-from constraints.where.evaluate import holds, related
+from constraints.where.evaluate import holds
 from constraints.where.normal_form import (
-    Conjunction,
-    Interval,
     conflicting,
     contradiction,
-    disjuncts,
     is_plainly_empty,
     to_nnf,
 )
@@ -24,11 +19,9 @@ from constraints.where.terms import (
     Compare,
     Constant,
     Expression,
-    Measure,
     Not,
     OneOf,
     Or,
-    Relation,
     text,
 )
 from tests.constraints.where.expressions import any_conditions, any_expressions, texts
@@ -63,35 +56,6 @@ def is_normal(expression: Expression) -> bool:
         case Constant():
             return False
     return True
-
-
-@given(any_expressions, outputs, counts)
-def test_one_of_the_conjunctions_holds_where_the_expression_does(
-    expression: Expression, output: str, num_tokens: int
-) -> None:
-    found = disjuncts(expression, max_disjuncts=4096)
-    wanted = holds(expression, output, num_tokens)
-    assert any(holds(each.expression(), output, num_tokens) for each in found) is wanted
-
-
-@given(st.lists(st.tuples(st.sampled_from(Relation), st.integers(-3, 6)), min_size=1, max_size=4))
-def test_an_interval_has_the_numbers_that_satisfy_all_comparisons(
-    comparisons: list[tuple[Relation, int]],
-) -> None:
-    for measure, least in ((Measure.INT, -9), (Measure.CHARS, 0)):
-        intervals = [Interval.of(Compare(measure, *comparison)) for comparison in comparisons]
-        whole = reduce(Interval.meet, intervals)
-        numbers = [number for number in range(least, 12) if satisfies(number, comparisons)]
-        assert [number for number in range(-9, 12) if number in whole] == numbers
-        assert whole.is_empty is (numbers == [])
-        assert all(hole - 1 in whole or hole - 1 in whole.holes for hole in whole.holes)
-        assert whole.low not in whole.holes
-        back = [(each.relation, each.bound) for each in whole.comparisons(measure)]
-        assert [number for number in range(least, 12) if satisfies(number, back)] == numbers
-
-
-def satisfies(number: int, comparisons: list[tuple[Relation, int]]) -> bool:
-    return all(related(number, relation, bound) for relation, bound in comparisons)
 
 
 @pytest.mark.parametrize(
@@ -133,26 +97,6 @@ def test_a_list_is_not_judged_by_what_text_does_not_show() -> None:
     assert not is_plainly_empty(parse('X == "aaaa" and len(tokens(X)) == 4 and regex(X, "a*")'))
 
 
-def test_counters_of_one_measure_are_merged() -> None:
-    (found,) = disjuncts(parse("2 <= len(X) and len(X) < 9 and len(X) != 8 and not len(X) == 4"))
-    assert found.interval(Measure.CHARS) == Interval(2, 7, frozenset({4}))
-    assert text(found.expression()) == "len(X) >= 2 and len(X) <= 7 and len(X) != 4"
-
-
-def test_what_is_excluded_stands_together() -> None:
-    (found,) = disjuncts(parse('"a" in X and not ("b" in X or X == "c")'))
-    assert found == Conjunction(
-        held=(parse('"a" in X'),), excluded=(parse('"b" in X'), parse('X == "c"'))
-    )
-
-
-def test_alternatives_are_bounded() -> None:
-    many = " and ".join(f'("a{index}" in X or "b{index}" in X)' for index in range(40))
-    with pytest.raises(TooComplex, match="more than 64 alternatives"):
-        disjuncts(parse(many))
-    assert not is_plainly_empty(parse(many))
-
-
 def test_the_parts_that_exclude_each_other_are_told() -> None:
     expression = parse('"a" in X and 5 < len(X) < 20 and stops_at(X, ".") and len(X) < 3')
     parts = conflicting(expression, is_plainly_empty)
@@ -170,13 +114,6 @@ def test_parts_that_another_engine_finds_are_told_too() -> None:
     assert contradiction(expression, is_empty).parts == ('"ab" in X', '"b" not in X')
 
 
-def test_a_part_that_cannot_be_judged_stays() -> None:
-    def is_empty(expression: Expression) -> bool:
-        raise TooComplex("too many states")
-
-    assert len(conflicting(parse('"ab" in X and "b" not in X'), is_empty)) == 2
-
-
 def test_one_part_can_be_impossible_alone() -> None:
     error = contradiction(parse('"a" in X and (len(X) < 0 or X in [])'), is_plainly_empty)
     assert error.parts == ("len(X) < 0 or X in []",)
@@ -184,31 +121,17 @@ def test_one_part_can_be_impossible_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "written",
+    ("others", "is_empty"),
     [
         # Many parts beside alternatives, long lists beside both: each would be tried with each.
-        " and ".join(
-            [f'("x{index}" in X or "y{index}" in X)' for index in range(6)]
-            + [f'"a{index}" in X' for index in range(480)]
-        ),
-        " and ".join(
-            [f'("x{index}" in X or "y{index}" in X)' for index in range(6)]
-            + [text(OneOf(tuple(f"v{index}" for index in range(9_000))))]
-        ),
+        (" and ".join(f'"a{index}" in X' for index in range(480)), False),
+        (text(OneOf(tuple(f"v{index}" for index in range(9_000)))), True),
     ],
 )
-def test_large_expressions_are_looked_through_quickly(written: str) -> None:
+def test_large_expressions_are_looked_through_quickly(others: str, is_empty: bool) -> None:
+    alternatives = [f'("x{index}" in X or "y{index}" in X)' for index in range(6)]
+    written = " and ".join([*alternatives, others])
     expression = parse(written)
     began = time.process_time()
-    assert not is_plainly_empty(expression)
+    assert is_plainly_empty(expression) is is_empty
     assert time.process_time() - began < 3
-
-
-@pytest.mark.parametrize(
-    "condition",
-    ['X == "w{}"', 'X in ["w{}", "v"]', 'starts_with(X, "w{}x")', 'ends_with(X, "w{}")'],
-)
-def test_alternatives_that_list_texts_are_one(condition: str) -> None:
-    written = " or ".join(condition.replace("{}", str(number)) for number in range(900))
-    (found,) = disjuncts(parse(f"len(X) > 3 and ({written})"))
-    assert len(found.held) == 1
