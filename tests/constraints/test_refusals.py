@@ -6,38 +6,28 @@ class of the `error`; and of what the error tells as much as is asserted: `posit
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from constraints import errors
 from constraints.regex.writing import translate
-from constraints.spec import Kind
 from constraints.where.parser import parse
-from tests.constraints.grammars.rig import compiled, of_schema
-
-ROWS = [
-    (path.stem, json.loads(line))
-    for path in sorted(Path(__file__).with_name("refusals").glob("*.jsonl"))
-    for line in path.read_text().splitlines()
-]
+from tests.constraints.cases import Json
+from tests.constraints.grammars.rig import of_row, of_schema, rows
 
 
-def ask(kind: str, row: dict[str, Any]) -> None:
+def ask(kind: str, row: Json) -> None:
     match kind:
         case "where":
             parse(row["text"])
         case "regex":
             translate(row["text"])
-        case "json":
-            of_schema(row["schema"], **row.get("how", {}))
         case _:
-            compiled(Kind[kind.upper()], row["text"])
+            of_row(kind, row)
 
 
-@pytest.mark.parametrize(("kind", "row"), ROWS)
-def test_a_refusal_tells_its_place_its_parts_and_its_reason(kind: str, row: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("kind", "row"), rows("refusals"))
+def test_a_refusal_tells_its_place_its_parts_and_its_reason(kind: str, row: Json) -> None:
     with pytest.raises(getattr(errors, row["error"])) as refused:
         ask(kind, row)
     told = vars(refused.value)

@@ -13,7 +13,7 @@ from constraints.engine import GrammarLanguage
 from constraints.grammars.watching import WatchedLanguage
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from tests.constraints.cases import byte_vocabulary
+from tests.constraints.cases import Json, byte_vocabulary
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 END_ID = 256
@@ -39,6 +39,25 @@ def compiled(
 def of_schema(schema: Any, *, strict: bool = True, **how: Any) -> GrammarLanguage:
     """Its language; what masks cannot keep is refused, unless it is not `strict`."""
     return compiled(Kind.JSON_SCHEMA, json.dumps(schema), strict=strict, **how)
+
+
+def rows(folder: str) -> list[tuple[str, Json]]:
+    """The rows of a folder of tables, each with its kind of constraint, which names its file."""
+    return [
+        (path.stem, json.loads(line))
+        for path in sorted(Path(__file__).parents[1].joinpath(folder).glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+
+
+def of_row(kind: str, row: Json) -> GrammarLanguage:
+    """The language that is asked for, as `schema` or `text`, with the options `how`."""
+    how = dict(row.get("how", {}))
+    if "whitespace" in how:
+        how["whitespace"] = Whitespace(how["whitespace"])
+    if kind == "json":
+        return of_schema(row["schema"], **how)
+    return compiled(Kind[kind.upper()], row["text"], **how)
 
 
 def accepts(language: Language, text: str) -> bool:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from constraints.bitmask import allowed_ids
 from constraints.engine import MAX_FORCED_BYTES, deterministic_suffix_of
-from constraints.errors import Contradiction, NotEnforced, TooComplex
+from constraints.errors import Contradiction, TooComplex
 from constraints.grammars.lark import negations_as_texts, to_grammar, words
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, Kind
@@ -73,20 +73,6 @@ def test_texts_drawn_from_masks_parse(name: str) -> None:
     for seed in range(5):
         text = walk(compiled(Kind.LARK, grammar), np.random.default_rng(seed), 30)
         assert text is None or parses(lark.Lark(grammar, parser="earley"), text)
-
-
-def test_terminals_may_be_joined_and_excluded() -> None:
-    grammar = "start: WORD\nWORD: /[ab]+/ & ~/(?s:.*)bb(?s:.*)/"
-    language = compiled(Kind.LARK, grammar)
-    assert accepts(language, "abab")
-    assert not accepts(language, "abba")
-
-
-def test_a_schema_may_stand_in_a_grammar() -> None:
-    grammar = 'start: "<" %json {\n  "type": "integer",\n  "minimum": 3\n} ">"'
-    language = compiled(Kind.LARK, grammar)
-    assert accepts(language, "<3>")
-    assert not accepts(language, "<2>")
 
 
 @pytest.mark.parametrize(
@@ -272,30 +258,9 @@ def test_masks_lead_to_texts_alone(grammar: str) -> None:
     assert not set(legal(matcher)) & {*range(0x80, 0xC2), *range(0xF5, 0x100)}
 
 
-def test_two_signs_in_a_row_say_nothing() -> None:
-    for terminal in ("~~/a|b/ & /a|c/", "/a|c/ & ~~/a|b/", "/a|c/ & ~~~/c/", "~~~(~/a/)"):
-        language = compiled(Kind.LARK, f"start: A\nA: {terminal}")
-        assert [text for text in ("a", "b", "c", "d") if accepts(language, text)] == ["a"]
-
-
-def test_repeats_are_no_negations() -> None:
-    language = compiled(Kind.LARK, "start: A\nA: /a/~2 /b/ ~ 1..2")
-    texts = ["".join(chars) for size in range(6) for chars in product("ab", repeat=size)]
-    assert [text for text in texts if accepts(language, text)] == ["aab", "aabb"]
-
-
 def test_many_negations_are_read_in_a_time_that_grows_with_them() -> None:
     for terminal in (" & ".join(["~/a/"] * 20_000), "~" * 60_000 + "/a/"):
         text = f"A: {terminal}"
         found, began = words(text), thread_time()
         negations_as_texts(text, found, {})
         assert thread_time() - began < 3  # 0.2 s; minutes where each looks at all others
-
-
-def test_embedded_schemas_may_be_lenient() -> None:
-    text = 'start: "<" %json {"type": "array", "items": {"const": 1}, "contains": {"const": 2}} ">"'
-    with pytest.raises(NotEnforced):
-        compiled(Kind.LARK, text)
-    language = compiled(Kind.LARK, text, lenient=True)
-    assert accepts(language, "<[1]>")
-    assert not accepts(language, "<[3]>")

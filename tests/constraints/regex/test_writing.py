@@ -101,23 +101,6 @@ def test_texts_drawn_from_masks_match(pattern: str) -> None:
     assert re.fullmatch(pattern, text)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [
-        (r"\d", "٣"),
-        (r"\w+", "éß日_7"),
-        (r"\s", "\u3000"),
-        (r"\s", "\x1c"),
-        (r"(?a:\w)|x", "x"),
-        (r"[\W]", "́"),  # a combining accent is no letter of Python's
-        (r"(?i)straße", "STRAßE"),
-    ],
-)
-def test_classes_are_of_unicode_as_in_python(pattern: str, text: str) -> None:
-    assert re.fullmatch(pattern, text)
-    assert accepts(compiled(Kind.REGEX, pattern), text)
-
-
 def test_every_character_is_in_the_classes_that_python_puts_it_in() -> None:
     characters = [chr(code) for code in range(0x20, 0x3000, 7)]
     for pattern in (r"\w", r"\d", r"\s"):
