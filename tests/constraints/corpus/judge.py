@@ -88,6 +88,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
+# Exponents of more digits, as of numbers that would not fit into memory.
+_HUGE = re.compile(r"[eE]([+-]?)\d{3,}")
+
+
+def loads(text: str) -> Any:
+    """A value as `Judge` takes it; of a long exponent two digits are left."""
+    return json.loads(text, parse_float=lambda number: Decimal(_HUGE.sub(r"e\g<1>99", number)))
+
+
 class Judge:
     """Says of values whether they are instances of a schema.
 

@@ -1,10 +1,9 @@
 """Languages over single bytes, and what they hold of whole texts."""
 
 import json
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import Json, byte_vocabulary
 
-SCHEMAS = Path(__file__).parents[1] / "schemas"
 END_ID = 256
 
 
@@ -98,16 +96,3 @@ def walk(language: Language, draw: np.random.Generator, max_len: int) -> str | N
     if rest is None:
         return None
     return b"".join(byte_vocabulary().tokens[each] for each in (*tokens, *rest)).decode()
-
-
-class SchemaCase(NamedTuple):
-    name: str
-    schema: Any
-    valid: list[Any]
-    invalid: list[Any]
-
-
-def schema_cases() -> Iterator[SchemaCase]:
-    for path in sorted(SCHEMAS.glob("*.json")):
-        for case in json.loads(path.read_text()):
-            yield SchemaCase(f"{path.stem}: {case.pop('name')}", **case)
