@@ -16,7 +16,6 @@ Checks are evaluated on all possible texts of the hole before the request, if th
 numbers between two bounds count as such texts, too. Then no check can fail afterwards.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,7 +49,6 @@ from constraints.where.terms import (
     IsInt,
     Measure,
     OneOf,
-    Relation,
     StopsAt,
     StopsBefore,
     text,
@@ -99,6 +97,7 @@ class HolePlan:
 _MAX_STOPS = 4
 _MAX_STOP_LEN = 1000
 _UPPER = (where.Relation.LT, where.Relation.LE, where.Relation.EQ)
+_LOWER = (where.Relation.GT, where.Relation.GE, where.Relation.EQ)
 Parts = tuple[where.Expression, ...]
 
 
@@ -286,32 +285,15 @@ def enumerate_checks(
 
 def _numbers(parts: Parts) -> Parts:
     """The numbers between the bounds of the hole's value, if they are few."""
-    low = -math.inf
-    high = math.inf
-    for part in parts:
-        if isinstance(part, Compare) and part.measure is Measure.INT:
-            least, most = _range(part.relation, part.bound)
-            low = max(low, least)
-            high = min(high, most)
-    if not low <= high < low + _MAX_TRIED:
+    bounds = [
+        part for part in parts if isinstance(part, Compare) and part.measure is Measure.INT
+    ]
+    low = max((each.bound for each in bounds if each.relation in _LOWER), default=None)
+    high = min((each.bound for each in bounds if each.relation in _UPPER), default=None)
+    if low is None or high is None or high - low > _MAX_TRIED + 1:
         return ()
-    return (OneOf(tuple(map(str, range(int(low), int(high) + 1)))),)
-
-
-def _range(relation: Relation, bound: int) -> tuple[float, float]:
-    """The smallest and the largest number allowed, both included."""
-    match relation:
-        case Relation.LT:
-            return -math.inf, bound - 1
-        case Relation.LE:
-            return -math.inf, bound
-        case Relation.EQ:
-            return bound, bound
-        case Relation.GE:
-            return bound, math.inf
-        case Relation.GT:
-            return bound + 1, math.inf
-    return -math.inf, math.inf
+    texts = map(str, range(low, high + 1))
+    return (OneOf(tuple(each for each in texts if all(holds(part, each) for part in bounds))),)
 
 
 def _passing(term: Term, texts: Iterable[str], current: CurrentHole) -> tuple[str, ...] | None:
