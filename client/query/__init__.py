@@ -42,10 +42,9 @@ from client.query.errors import (
 from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
 from client.query.running.decoders import Decoding, OptionIgnored, argmax, beam, sample
-from client.query.running.decoding import Choice
-from client.query.running.execution import CancellationSwallowed
+from client.query.running.decoding import Choice, Span
 from client.query.running.results import Request, Result, State, plain
-from client.query.running.transcript import Span
+from client.query.running.traces import CancellationSwallowed
 
 __all__ = [
     "AsyncQuery",

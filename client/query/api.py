@@ -10,13 +10,22 @@ runs an event loop of its own.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
 from client.calls import Answer, Constraint, GenerateCall, Model, Prompt, ScoreCall, Scored
 from client.config import read_config
@@ -28,8 +37,15 @@ from client.query.program import Program
 from client.query.reading.program_errors import locate, located_errors
 from client.query.reading.reader import read
 from client.query.running.decoders import Decoding, clause_decoding, decoding
-from client.query.running.decoding import Choice, TraceEnd, best_of, choice_of
-from client.query.running.execution import Job
+from client.query.running.decoding import (
+    Choice,
+    TraceEnd,
+    best_of,
+    choice_of,
+    messages_of,
+    spans_of,
+    text_of,
+)
 from client.query.running.request_sender import OnState, RequestSender, ended, watched
 from client.query.running.results import (
     AnswerT,
@@ -43,8 +59,7 @@ from client.query.running.results import (
     State,
     total,
 )
-from client.query.running.traces import Traces
-from client.query.running.transcript import messages_of, spans_of, text_of
+from client.query.running.traces import Job, Traces
 from client.sampling import SAMPLING_RULES, Sampling, SamplingOptions
 
 
@@ -213,6 +228,7 @@ def model_like(value: object) -> Model | Server:
     )
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -223,6 +239,17 @@ def wait_for(coroutine: Coroutine[Any, Any, T], instead: str) -> T:
         raise RuntimeError(f"an event loop runs here, which this call would block: use {instead}")
     with TrimmedTracebacks():
         return asyncio.run(coroutine)
+
+
+def blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The function for where no event loop runs."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return wait_for(function(*args, **kwargs), f"await {function.__name__}(...)")
+
+    called.__name__ = called.__qualname__ = f"{function.__name__}_sync"
+    return called
 
 
 def _a_loop_runs() -> bool:
@@ -248,39 +275,24 @@ class RunOptions(TypedDict, total=False):
     trace: str | Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """RunOptions, frozen."""
-
-    model: ModelLike | None = None
-    url: str | None = None
-    decoder: Decoding | str | None = None
-    trace: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        given: object = self.decoder
-        if not isinstance(given, Decoding | str | None):
-            what = "decoder must be argmax(), sample(n), beam(n) or the name of one"
-            raise TypeError(f"{what}. Given: {given!r}")
-
-
-_NOTHING = Choices()
-
-
-def choices_of(options: RunOptions, before: Choices = _NOTHING) -> Choices:
+def choices_of(options: RunOptions, before: RunOptions | None = None) -> RunOptions:
     """The options, with defaults from `before`. Raises TypeError for other options."""
-    unknown = sorted(options.keys() - RunOptions.__annotations__.keys())
+    known = RunOptions.__annotations__
+    unknown = sorted(options.keys() - known.keys())
     if unknown:
-        message = ", ".join(map(repr, unknown))
         raise TypeError(
-            f"there is no option {message}; there are {', '.join(RunOptions.__annotations__)}"
+            f"there is no option {', '.join(map(repr, unknown))}; there are {', '.join(known)}"
         )
-    return replace(before, **options)
+    given: object = options.get("decoder")
+    if not isinstance(given, Decoding | str | None):
+        what = "decoder must be argmax(), sample(n), beam(n) or the name of one"
+        raise TypeError(f"{what}. Given: {given!r}")
+    return {**(before or {}), **options}
 
 
 async def execute(
     program: Program,
-    choices: Choices,
+    choices: RunOptions,
     arguments: tuple[object, ...] = (),
     keywords: Mapping[str, object] | None = None,
     on_state: OnState | None = None,
@@ -292,14 +304,15 @@ async def execute(
 
 
 async def _executed(
-    job: Job, choices: Choices, on_state: OnState | None
+    job: Job, choices: RunOptions, on_state: OnState | None
 ) -> tuple[Result[object], ...]:
-    chosen = choices.decoder or _decoding(job)
+    chosen = choices.get("decoder") or _decoding(job)
     if isinstance(chosen, str):
         chosen = decoding(chosen, (), {})
     around = surroundings()
-    with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
-        async with opened(choices.model, _model(job), choices.url) as answering:
+    trace = choices.get("trace")
+    with CallFile(trace) if trace is not None else nullcontext() as calls:
+        async with opened(choices.get("model"), _model(job), choices.get("url")) as answering:
             within = RunSurroundings(
                 model=answering.model,
                 model_name=answering.name,
@@ -362,25 +375,9 @@ async def run_file(
     return await run(read_file(path, variables), **options)
 
 
-def run_sync(
-    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
-) -> Result[object]:
-    """`run`, where no event loop runs."""
-    return wait_for(run(program, variables, **options), "await run(...)")
-
-
-def run_all_sync(
-    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
-) -> tuple[Result[object], ...]:
-    """`run_all`, where no event loop runs."""
-    return wait_for(run_all(program, variables, **options), "await run_all(...)")
-
-
-def run_file_sync(
-    path: str | Path, variables: Variables | None = None, **options: Unpack[RunOptions]
-) -> Result[object]:
-    """`run_file`, where no event loop runs."""
-    return wait_for(run_file(path, variables, **options), "await run_file(...)")
+run_sync = blocking(run)
+run_all_sync = blocking(run_all)
+run_file_sync = blocking(run_file)
 
 
 async def watch(
@@ -472,11 +469,6 @@ async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer
             return await booked(call, answering.model.generate(call))
 
 
-def generate_sync(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
-    """`generate`, where no event loop runs."""
-    return wait_for(generate(prompt, **options), "await generate(...)")
-
-
 async def score(
     prompt: Prompt,
     values: Sequence[str],
@@ -495,15 +487,8 @@ async def score(
             return Scoring(wanted, scores.values)
 
 
-def score_sync(
-    prompt: Prompt,
-    values: Sequence[str],
-    *,
-    model: ModelLike | None = None,
-    url: str | None = None,
-) -> Scoring:
-    """`score`, where no event loop runs."""
-    return wait_for(score(prompt, values, model=model, url=url), "await score(...)")
+generate_sync = blocking(generate)
+score_sync = blocking(score)
 
 
 def _generate_call(prompt: Prompt, options: GenerateOptions) -> GenerateCall:

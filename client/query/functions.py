@@ -19,7 +19,7 @@ from functools import update_wrapper, wraps
 from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from client.query.api import Choices, RunOptions, choices_of, execute, wait_for
+from client.query.api import RunOptions, choices_of, execute, wait_for
 from client.query.program import Program
 from client.query.reading.reader import read_function, read_template
 from client.query.running.request_sender import watched
@@ -69,7 +69,7 @@ class Query(Generic[P, R, ValueT]):
     def __init__(
         self,
         program: Program,
-        choices: Choices,
+        choices: RunOptions,
         function: Callable[..., object] | None = None,
     ) -> None:
         """`function`: the decorated one, whose name, module etc. are copied."""
@@ -195,7 +195,7 @@ class Template(Query[..., Any, Any]):
 class QueryDecorator:
     """The decorator that `query(...)` with options returns."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: RunOptions) -> None:
         self._choices = choices
 
     @overload
@@ -263,7 +263,7 @@ def _signature(
 
 
 def _decorated(
-    function: Callable[..., Any], choices: Choices, decorator: FrameType | None
+    function: Callable[..., Any], choices: RunOptions, decorator: FrameType | None
 ) -> Query[..., Any, Any]:
     is_async = inspect.iscoroutinefunction(function)
     kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery

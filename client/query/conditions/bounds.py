@@ -32,7 +32,6 @@ from client.query.conditions.evaluate import (
     is_number,
     is_scalar,
     operand,
-    uncounted_parts,
 )
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
 from client.query.conditions.patterns import (
@@ -59,6 +58,7 @@ from client.query.conditions.terms import (
     operator_of,
     strings,
     text_term,
+    uncounted_parts,
     written,
 )
 from client.query.errors import BadCondition, Place

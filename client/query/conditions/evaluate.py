@@ -8,7 +8,6 @@ its value. Numbers are compared as written, so 0.1 is exactly a tenth. Coroutine
 cannot be awaited, and as values are always true.
 """
 
-import inspect
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -38,7 +37,9 @@ from client.query.conditions.terms import (
     Value,
     errors_about,
     operator_of,
+    refuse_awaitable,
     text_term,
+    uncounted_parts,
     written,
 )
 from client.query.errors import BadCondition, Place, ProgramFailed, meant_by, unknown_name
@@ -142,11 +143,6 @@ class TextParts:
         if self.operator == "tokens":
             raise uncounted_parts(self.shown, place)
         return self.items
-
-
-def uncounted_parts(shown: str, place: Place) -> BadCondition:
-    """The error for parts that are compared or calculated with, uncounted."""
-    return BadCondition(f"{shown} can only be counted: write len({shown})", place)
 
 
 def compared(left: object, relation: str, right: object, place: Place) -> bool | None:
@@ -264,19 +260,6 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], object]] = {
     "-": operator.sub,
     "*": operator.mul,
 }
-
-
-def refuse_awaitable(value: object, place: Place | None, shown: str | None = None) -> None:
-    """Raise BadCondition for an awaitable; `shown`: its source text."""
-    if not inspect.isawaitable(value):
-        return
-    if inspect.iscoroutine(value):
-        value.close()  # no warning that it was never awaited
-    what = "this" if shown is None else f"`{shown}`"
-    raise BadCondition(
-        f"{what} is a call of an async function, which conditions cannot await: use a plain one",
-        place,
-    )
 
 
 def evaluate(term: Term, values: Values) -> bool | None:

@@ -3,9 +3,9 @@
     X.lower() == "ok"       [oO][kK\\u212a]
     X.upper() == "SS"       [SS\\u017f][Ss\\u017f], or something with an ß in it, which is checked
 
-Python converts most characters on their own, and each to one: of these a pattern is exact. Texts with
-another one (ß, the ligatures, İ, a capital sigma, whose lower case depends on its neighbours) are
-possible, too, if it may become letters that are asked for.
+Python converts most characters on their own, and each to one: of these a pattern is exact. Texts
+with another one (ß, the ligatures, İ, a capital sigma, whose lower case depends on its neighbours)
+are possible, too, if it may become letters that are asked for.
 
     numeral = -? digits (. digits)?      its value is exact: "0.10" is 0.1, "-0" is 0, "007" is 7
 """

@@ -285,9 +285,7 @@ def enumerate_checks(
 
 def _numbers(parts: Parts) -> Parts:
     """The numbers between the bounds of the hole's value, if they are few."""
-    bounds = [
-        part for part in parts if isinstance(part, Compare) and part.measure is Measure.INT
-    ]
+    bounds = [part for part in parts if isinstance(part, Compare) and part.measure is Measure.INT]
     low = max((each.bound for each in bounds if each.relation in _LOWER), default=None)
     high = min((each.bound for each in bounds if each.relation in _UPPER), default=None)
     if low is None or high is None or high - low > _MAX_TRIED + 1:

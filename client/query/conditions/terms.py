@@ -1,7 +1,15 @@
-"""The terms of a `where` clause, which refer to holes by name, and its operators.
+"""The terms of a `where` clause, which refer to holes by name, its operators, and the functions
+that the rewritten clause calls.
 
-`reading/` rewrites the clause into calls of `build.py`, which build terms. Python variables and
-functions of finished values are Values by then.
+`reading/` rewrites the clause into calls that build terms. Python variables and functions of
+finished values are Values by then. Parts of `and` and `or` are passed as functions, so that
+Python's own parts are evaluated only if Python would evaluate them.
+
+    len(X) < n and check(X, Y)
+    ->  all_(place, lambda: compare(place, called(place, "len", ref(place, "X")), "<", n),
+                    lambda: opaque(place, ("X", "Y"), lambda X, Y: check(X, Y), "check(X, Y)"))
+
+A Python value among the parts works as in Python: a false one ends an `and`.
 
     Term = Value | Ref | All | AnyOf | Not | Compared | Calculated | Called | Opaque
 
@@ -9,6 +17,7 @@ An operator on a text becomes a term of the server's language, which defines its
 places: see `constraints.where.evaluate`. Its messages speak of X, which is renamed to the hole.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -273,3 +282,99 @@ def _pattern(value: object, place: Place) -> str:
     except (re.error, OverflowError, RecursionError) as error:
         raise BadCondition(f"the pattern is wrong: {error}. Given: {value!r}", place) from error
     return value
+
+
+def uncounted_parts(shown: str, place: Place) -> BadCondition:
+    """The error for parts that are compared or calculated with, uncounted."""
+    return BadCondition(f"{shown} can only be counted: write len({shown})", place)
+
+
+def refuse_awaitable(value: object, place: Place | None, shown: str | None = None) -> None:
+    """Raise BadCondition for an awaitable; `shown`: its source text."""
+    if not inspect.isawaitable(value):
+        return
+    if inspect.iscoroutine(value):
+        value.close()  # no warning that it was never awaited
+    what = "this" if shown is None else f"`{shown}`"
+    raise BadCondition(
+        f"{what} is a call of an async function, which conditions cannot await: use a plain one",
+        place,
+    )
+
+
+def term(place: Place | None, value: object) -> Term:
+    """A term unchanged, anything else as a Value."""
+    if isinstance(value, Term):
+        return value
+    refuse_awaitable(value, place)
+    return Value(value)
+
+
+def ref(place: Place, name: str) -> Term:
+    """A hole's value."""
+    return Ref(name, place)
+
+
+def all_(place: Place, *parts: Callable[[], object]) -> Term:
+    """`and`."""
+    held: list[Term] = []
+    for part in parts:
+        made = term(place, part())
+        if isinstance(made, Value):
+            if not made.value:
+                return Value(False)
+            continue
+        held.append(made)
+    return _joined(place, held, All, neutral=True)
+
+
+def any_(place: Place, *parts: Callable[[], object]) -> Term:
+    """`or`."""
+    held: list[Term] = []
+    for part in parts:
+        made = term(place, part())
+        if isinstance(made, Value):
+            if made.value:
+                return Value(True)
+            continue
+        held.append(made)
+    return _joined(place, held, AnyOf, neutral=False)
+
+
+def _joined(
+    place: Place, parts: list[Term], kind: type[All] | type[AnyOf], *, neutral: bool
+) -> Term:
+    if not parts:
+        return Value(neutral)
+    return parts[0] if len(parts) == 1 else kind(tuple(parts), place)
+
+
+def not_(place: Place, part: object) -> Term:
+    """`not`."""
+    made = term(place, part)
+    return Value(not made.value) if isinstance(made, Value) else Not(made, place)
+
+
+def compare(place: Place, left: object, relation: str, right: object) -> Term:
+    return Compared(term(place, left), relation, term(place, right), place)
+
+
+def calculated(place: Place, left: object, symbol: str, right: object, text: str) -> Term:
+    """One arithmetic operation. Raises BadCondition for words(X) and the like."""
+    sides = term(place, left), term(place, right)
+    for side in sides:
+        if isinstance(side, Called) and side.operator.lower() in PIECES:
+            raise uncounted_parts(written(side), place)
+    return Calculated(sides[0], symbol, sides[1], place, text)
+
+
+def called(place: Place, operator: str, *arguments: object) -> Term:
+    """An operator of the language."""
+    return Called(operator, tuple(term(place, argument) for argument in arguments), place)
+
+
+def opaque(
+    place: Place, names: tuple[str, ...], function: Callable[..., object], text: str
+) -> Term:
+    """Any other Python expression about holes."""
+    return Opaque(names, function, place, text)

@@ -65,7 +65,7 @@ from types import CellType, FrameType, MappingProxyType, NoneType
 from typing import Any, TypeAlias
 
 from client.calls import MAX_VALUES
-from client.query.conditions import build
+from client.query.conditions import terms
 from client.query.conditions.kinds import kind_of
 from client.query.conditions.terms import OPERATORS
 from client.query.errors import BadCondition, BadProgram, Place, Source
@@ -99,9 +99,15 @@ from client.query.reading.nodes import (
     statements,
     tuple_of,
 )
-from client.query.reading.prompts import Prompt, PromptRewriter, prompt_of, template_parts
+from client.query.reading.prompts import (
+    Conjunct,
+    Prompt,
+    PromptRewriter,
+    WhereClauses,
+    prompt_of,
+    template_parts,
+)
 from client.query.reading.text import Fragment, SourceSpan, Text
-from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 # A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
@@ -712,7 +718,7 @@ def compile_program(text: Text, layout: Layout, scope: Scope, filename: str) -> 
     exec(code, scope.globals, defined)
     given = {name: scope.globals[name] for name in program.given}
     # What they capture is in cells that replace those of `make`.
-    made = defined[MAKE](calls, build, *(None for _ in names))
+    made = defined[MAKE](calls, terms, *(None for _ in names))
     functions = {each.__name__: _bound(each, scope, cells, given) for each in made}
     body = functions[_PROGRAM]
     _shown(text.source, filename, body)

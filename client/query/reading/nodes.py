@@ -53,7 +53,7 @@ class Nodes:
         return self.at(plain_call(CALLS, method, [self.number(span), *arguments]), span)
 
     def term(self, function: str, span: SourceSpan, *arguments: ast.expr) -> ast.expr:
-        """A call of a function of `conditions/build.py`, with its place."""
+        """A call of a function of `conditions/terms.py`, with its place."""
         place = plain_call(CALLS, "place", [self.number(span)])
         return self.at(plain_call(BUILD, function, [place, *arguments]), span)
 

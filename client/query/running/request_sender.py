@@ -20,7 +20,14 @@ from client.calls import (
 from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
 from client.query.conditions.terms import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.decoding import HoleAnswer, chosen
+from client.query.running.decoding import (
+    HoleAnswer,
+    PromptPart,
+    PromptParts,
+    chosen,
+    spans_of,
+    text_of,
+)
 from client.query.running.results import (
     AnswerT,
     Call,
@@ -30,7 +37,6 @@ from client.query.running.results import (
     State,
 )
 from client.query.running.traces import AtHole
-from client.query.running.transcript import PromptPart, PromptParts, spans_of, text_of
 
 OnState = Callable[[State], None]
 

@@ -23,8 +23,7 @@ from client.calls import (
     Usage,
 )
 from client.errors import TandemError
-from client.query.running.decoding import Choice
-from client.query.running.transcript import Span
+from client.query.running.decoding import Choice, Span
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 

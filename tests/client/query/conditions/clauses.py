@@ -17,7 +17,7 @@ from decimal import Decimal
 from random import Random
 
 from client.calls import Constraint
-from client.query.conditions import build
+from client.query.conditions import terms as build
 from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.planner import Check, HolePlan
 from client.query.conditions.terms import Term

@@ -20,7 +20,7 @@ from client.query import (
     run_all,
     sample,
 )
-from client.query.api import Choices
+from client.query.api import RunOptions
 from client.query.reading.reader import read
 from client.query.running.backtracking import IndependentTraces
 from client.query.running.decoders import OptionIgnored, decoding
@@ -182,7 +182,7 @@ async def test_the_tokens_of_a_chosen_value_are_counted(
 )
 async def test_tokens_that_nobody_counts_are_no_condition(program: str) -> None:
     inner = read('"[Z]"\nreturn Z', name="inner")
-    nested = AsyncQuery[[], object, object](inner, Choices())
+    nested = AsyncQuery[[], object, object](inner, RunOptions())
 
     with pytest.raises(BadCondition, match="count its words or characters") as caught:
         await run(program, {"inner": nested}, model=ScriptedModel(lambda _: ["a"], liked))
@@ -237,7 +237,7 @@ async def test_a_type_says_what_the_chosen_text_means() -> None:
 )
 async def test_a_nested_query_is_chosen_from_no_support(program: str) -> None:
     inner = read('"[Z]"\nreturn Z', name="inner")
-    nested = AsyncQuery[[], object, object](inner, Choices())
+    nested = AsyncQuery[[], object, object](inner, RunOptions())
     model = ScriptedModel(in_turn("a"), liked)
 
     with pytest.raises(BadProgram, match="over a hole that the model writes") as caught:

@@ -10,7 +10,7 @@ import pytest
 
 from client.errors import ServerFailed
 from client.query import ProgramFailed, beam, run, run_all
-from client.query.running.execution import CLOSING_S, CancellationSwallowed, end
+from client.query.running.traces import CLOSING_S, CancellationSwallowed, end
 from tests.client.query.running.models import (
     Failing,
     Known,
@@ -153,7 +153,7 @@ while known.again():
 MAX_ROUNDS = 5
 each_program = pytest.mark.parametrize("program", ASKED_AGAIN.values(), ids=ASKED_AGAIN.keys())
 broken_off = pytest.mark.filterwarnings(
-    "ignore::client.query.running.execution.CancellationSwallowed",
+    "ignore::client.query.running.traces.CancellationSwallowed",
     "ignore::pytest.PytestUnraisableExceptionWarning",
 )
 

@@ -23,10 +23,9 @@ from client.query import (
     sample,
     watch,
 )
-from client.query.api import Choices, execute
+from client.query.api import RunOptions, execute
 from client.query.reading.reader import read
-from client.query.running.results import State
-from client.query.running.transcript import (
+from client.query.running.decoding import (
     Span,
     Transcript,
     messages_of,
@@ -34,6 +33,7 @@ from client.query.running.transcript import (
     spans_of,
     text_of,
 )
+from client.query.running.results import State
 from tests.client.query.running.models import ScriptedModel, behind, in_turn
 
 TWO_HOLES = r"""
@@ -130,7 +130,7 @@ async def test_states_show_the_prompt_filling_in() -> None:
     states: list[State] = []
 
     await execute(
-        read(GREETING), Choices(model=ScriptedModel(in_turn("hi"))), on_state=states.append
+        read(GREETING), RunOptions(model=ScriptedModel(in_turn("hi"))), on_state=states.append
     )
 
     assert [(state.prompt, state.hole) for state in states] == [
