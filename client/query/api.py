@@ -22,7 +22,7 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import update_wrapper
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
@@ -242,13 +242,15 @@ def wait_for(coroutine: Coroutine[Any, Any, T], instead: str) -> T:
 
 
 def blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """The function for where no event loop runs."""
+    """The function for where no event loop runs, named `..._sync` in tracebacks, too."""
+    name = f"{function.__name__}_sync"
 
-    @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         return wait_for(function(*args, **kwargs), f"await {function.__name__}(...)")
 
-    called.__name__ = called.__qualname__ = f"{function.__name__}_sync"
+    called.__code__ = called.__code__.replace(co_name=name)
+    update_wrapper(called, function)
+    called.__name__ = called.__qualname__ = name
     return called
 
 
