@@ -3,11 +3,15 @@
 Bounds are small, so that outputs of a few tokens come to them; phrases overlap themselves and each
 other, have characters of several bytes and stand across tokens.
 
-    EXPRESSIONS        sixty, written
+    EXPRESSIONS        sixty, written, of sixty.txt
     expressions        random ones, over a few characters
     any_expressions    every kind of term, corners included: empty lists, patterns with quotes
     LARGE              the vocabulary: many-byte and split-character tokens
+    follow             an output under masks, each of which has to be the oracle's
 """
+
+import random
+from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
@@ -38,6 +42,7 @@ from constraints.where.terms import (
     StopsBefore,
 )
 from tests.constraints.cases import vocabulary_of
+from tests.constraints.where.oracle import Oracle, PlainOracle
 
 END_ID = 256
 _PIECES: tuple[bytes, ...] = (
@@ -57,74 +62,11 @@ _PIECES: tuple[bytes, ...] = (
 # Every byte, an end token, and tokens with several characters, parts of characters, or both.
 TOKENS = tuple(dict.fromkeys((*(bytes([byte]) for byte in range(256)), b"", *_PIECES)))
 
-EXPRESSIONS: tuple[str, ...] = (
-    # counters alone
-    "len(X) < 5",
-    "len(X) >= 3",
-    "len(X) == 4",
-    "len(X) != 2",
-    "2 <= len(X) <= 6 and len(X) != 4",
-    "len(words(X)) <= 2",
-    "len(words(X)) == 2",
-    "len(words(X)) > 2",
-    "len(words(X)) != 1",
-    "len(sentences(X)) == 1",
-    "len(sentences(X)) <= 2",
-    "1 < len(sentences(X)) < 4",
-    "len(sentences(X)) != 2",
-    "len(tokens(X)) < 4",
-    "len(tokens(X)) == 3",
-    "len(tokens(X)) > 2",
-    "len(tokens(X)) != 2",
-    # several counters
-    "len(X) < 12 and len(words(X)) > 2",
-    "len(X) < 9 and len(words(X)) == 3 and len(sentences(X)) == 2",
-    "5 <= len(X) <= 8 and 2 <= len(words(X)) <= 3",
-    "len(tokens(X)) < 5 and len(words(X)) > 2",
-    "len(tokens(X)) == 2 and len(X) == 4",
-    "len(tokens(X)) > 3 and len(X) < 7",
-    "len(words(X)) != 2 and len(X) < 6 and len(sentences(X)) != 0",
-    # phrases
-    '"fox" in X',
-    '"fox" not in X',
-    '"aab" in X and len(X) < 7',
-    '"aa" not in X and "b" not in X',
-    '"日本" in X and len(X) < 6',
-    '"ä" not in X and "\\n" not in X',
-    '"the" in X and "fox" in X and len(words(X)) <= 3',
-    'starts_with(X, "The") and len(X) < 9',
-    'starts_with(X, ["a", "äö"]) and not ends_with(X, "b")',
-    'ends_with(X, "fox.", "。") and len(words(X)) < 4',
-    'not starts_with(X, "a", " ") and ends_with(X, ".")',
-    # whole outputs
-    'X in ["the fox", "The fox.", "日本", "äö", ""]',
-    'X in ["abab", "aba", "ab"] and X != "aba"',
-    'X not in ["a", "ab", "aab"] and len(X) < 4',
-    'X == "a😀b"',
-    'X != "fox"',
-    # stops
-    'stops_at(X, ".")',
-    'stops_at(X, "aa") and len(X) < 8',
-    'stops_at(X, "abab", "。") and ends_with(X, "abab", "。")',
-    'stops_at(X, ".", "\\n") and 2 <= len(words(X)) <= 3',
-    'stops_before(X, "\\n") and len(words(X)) >= 2',
-    'stops_before(X, "aab", "。") and "fox" in X',
-    # numbers and patterns
-    "int(X)",
-    "1 <= int(X) <= 50 and int(X) != 12",
-    "int(X) < -5 and len(X) < 5",
-    "int(X) != 0 and len(tokens(X)) <= 2",
-    "not int(X) and len(X) <= 3",
-    "float(X) and not int(X) and len(X) < 6",
-    r'regex(X, r"[a-c]{2,4}(\.|\n)?")',
-    r'regex(X, r"(ab|a)*b") and len(X) < 8',
-    r'not regex(X, r".*\d+.*") and len(words(X)) == 2',
-    r'regex(X, r"\w+\s\w+") and "ß" not in X and len(X) < 10',
-    # or, not, obligations
-    '"fox" in X or len(X) < 3',
-    '(len(words(X)) > 1 or "日" in X) and not (len(X) > 6 or "b" in X)',
-    'not ("a" in X and "b" in X) and not stops_at(X, ".")',
-    '(X in ["a", "the fox"] or int(X) > 98 or stops_at(X, ".")) and len(X) != 3 and len(X) < 8',
+# A line each, below what they have in common.
+EXPRESSIONS = tuple(
+    line
+    for line in Path(__file__).with_name("sixty.txt").read_text().splitlines()
+    if not line.startswith("# ")
 )
 
 LARGE = vocabulary_of(TOKENS, (END_ID,))
@@ -143,6 +85,43 @@ def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) 
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     assert not bits[len(vocabulary.tokens) :].any()
     return frozenset(np.flatnonzero(bits).tolist())
+
+
+def follow(
+    matcher: Matcher,
+    oracle: Oracle,
+    vocabulary: Vocabulary,
+    draw: random.Random,
+    num_steps: int,
+    max_len: int | None = None,
+) -> None:
+    """An output of so many tokens, or within `max_len`; fails where a mask is not the oracle's."""
+    end_ids, prefix = frozenset(vocabulary.end_ids), list[int]()
+    for made_len in range(num_steps):
+        left = None if max_len is None else max_len - made_len
+        allowed = legal(matcher, vocabulary, left)
+        assert allowed == oracle.legal(prefix, left), (prefix, left)
+        if not isinstance(oracle, PlainOracle):
+            _assert_complete(matcher, oracle, prefix, allowed <= end_ids, left)
+        further = sorted(allowed - end_ids)
+        if not further or left == 0:
+            return
+        prefix.append(draw.choice(further))
+        assert matcher.num_legal(prefix[-1:]) == 1
+        matcher.advance(prefix[-1])
+
+
+def _assert_complete(
+    matcher: Matcher, oracle: Oracle, prefix: list[int], is_last: bool, left: int | None
+) -> None:
+    if left is None:
+        assert matcher.is_complete == oracle.is_complete(prefix)
+        assert matcher.is_over == is_last
+        return
+    found = matcher.shortest(left)
+    assert (None if found is None else len(found)) == oracle.shortest_len(prefix, left)
+    ends = found is None or (*found, oracle.end_ids[0])
+    assert ends is True or matcher.num_legal(ends) == len(ends)
 
 
 def joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:

@@ -521,7 +521,7 @@ class Oracle:
         self._machines = [machine_of(atom) for atom in self._atoms]
         self._alphabet = Alphabet(atoms)
         self._tokens = tokens
-        self._end_ids = tuple(end_ids)
+        self.end_ids = tuple(end_ids)
         bounds = list(_token_bounds(expression))
         self._most_tokens = max([0, *bounds]) + 1
         # Where every byte is a token, what characters can complete tokens can, too.
@@ -538,11 +538,11 @@ class Oracle:
     def legal(self, prefix: Sequence[int], max_len: int | None = None) -> frozenset[int]:
         """The tokens that may follow."""
         place = self.place(prefix)
-        ends = self._end_ids if self._accepts(place) else ()
+        ends = self.end_ids if self._accepts(place) else ()
         verdicts: dict[Place | None, bool] = {None: False}
         legal = set(ends)
         for token_id, token in enumerate(self._tokens):
-            if not token or token_id in self._end_ids:
+            if not token or token_id in self.end_ids:
                 continue
             after = self._after(place, token)
             if after not in verdicts and after is not None:
@@ -692,7 +692,7 @@ class PlainOracle(Oracle):
         return frozenset(
             token_id
             for token_id in legal
-            if token_id in self._end_ids
+            if token_id in self.end_ids
             or not self._is_space(self._tokens[token_id])
             or (goes_on and self._tokens[token_id].strip(b" \n") == b"")
             or self._goes_on(self._after(place, self._tokens[token_id]))

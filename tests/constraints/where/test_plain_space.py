@@ -23,6 +23,7 @@ from tests.constraints.where.expressions import (
     LARGE_WALK,
     TOKENS,
     expressions,
+    follow,
     legal,
 )
 from tests.constraints.where.oracle import PlainOracle
@@ -50,18 +51,8 @@ def test_plain_masks_are_those_of_the_oracle(written: str) -> None:
     language = compile_where(parse(written), LARGE, LARGE_WALK, is_plain=True)
     oracle = PlainOracle(parse(written), TOKENS, (END_ID,))
     draw = random.Random(written)
-    for budget in (None, 5):
-        matcher = language.matcher()
-        prefix: list[int] = []
-        for made_len in range(6):
-            left = None if budget is None else budget - made_len
-            allowed = legal(matcher, LARGE, left)
-            assert allowed == oracle.legal(prefix, left), prefix
-            further = sorted(allowed - {END_ID})
-            if not further:
-                break
-            prefix.append(draw.choice(further))
-            matcher.advance(prefix[-1])
+    for max_len in (None, 5):
+        follow(language.matcher(), oracle, LARGE, draw, 6, max_len)
 
 
 @pytest.mark.slow
@@ -75,18 +66,8 @@ def test_plain_masks_of_random_expressions_are_those_of_the_oracle(
         language = compile_where(expression, SMALL, SMALL_WALK, is_plain=True)
     except Contradiction:
         return
-    if not oracle.legal([]):
-        return  # no plain text satisfies it
-    matcher = language.matcher()
-    prefix = list[int]()
-    for _ in range(5):
-        allowed = legal(matcher, SMALL)
-        assert allowed == oracle.legal(prefix)
-        further = sorted(allowed - {11})
-        if not further:
-            break
-        prefix.append(draw.choice(further))
-        matcher.advance(prefix[-1])
+    if oracle.legal([]):  # else no plain text satisfies it
+        follow(language.matcher(), oracle, SMALL, draw, 5)
 
 
 def stood(written: str, text: str) -> tuple[WhereLanguage, WhereMatcher]:
