@@ -7,6 +7,7 @@ an output ends at a stop string only where the constraint holds.
 import json
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -148,15 +149,6 @@ def test_a_stop_token_ends_a_complete_text_and_is_no_text_itself() -> None:
     assert output_state.is_over
 
 
-def test_a_witness_keeps_clear_of_stop_tokens() -> None:
-    vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "b|aaa")
-    output_state = state_of(
-        spec, Budget(9), vocabulary, stops=StopRule(token_ids=(ord("b"),)), takes_forced=False
-    )
-    assert output_state.needed_len == 3
-    assert output_state.completion_token() == ord("a")
-
-
 def test_an_illegal_token_changes_nothing() -> None:
     vocabulary = byte_vocabulary()
     output_state = state_of(ConstraintSpec(Kind.REGEX, "[ab]{3}"), Budget(3), vocabulary)
@@ -273,13 +265,6 @@ def test_forks_go_their_own_ways() -> None:
     assert len({tuple(output) for output in outputs}) > 1
     assert all(judge_of(spec)(text_of(output, vocabulary), 0) for output in outputs)
     assert not output_state.is_satisfied
-
-
-def test_a_restarted_state_shares_no_place_with_the_first() -> None:
-    first = state_of(FLAT, Budget(99))
-    second = first.restart()
-    first.take_forced()
-    assert second.take_forced() == state_of(FLAT, Budget(99)).take_forced()
 
 
 def test_forced_bytes_are_spelled_as_the_model_would() -> None:
@@ -676,75 +661,92 @@ def test_what_is_left_of_an_output_at_its_first_stop_string_satisfies_the_constr
     assert is_with_string or satisfies(shown, len(output)), shown
 
 
-def test_a_kept_string_ends_a_text_that_is_complete_with_it() -> None:
-    output_state = after(state_under_stops("a+b|a+bc", "b"), b"aa")
-    assert b"b" in legal_texts(output_state)
-    output_state.advance(ord("b"))
-    assert output_state.is_over
-    assert legal_ids(output_state, BYTES) == [256]
+COM = r"\w+@\w+\.com\n"
 
 
-def test_a_kept_string_is_masked_where_the_text_goes_on() -> None:
-    output_state = after(state_under_stops("[ab]+c", "b"), b"a")
-    assert sorted(legal_texts(output_state)) == [b"a", b"c"]
-    with pytest.raises(IllegalToken):
-        output_state.advance(ord("b"))
-
-
-def test_a_dropped_string_ends_a_text_that_was_complete_before_it() -> None:
-    output_state = after(state_under_stops("a(bcd)?", "bc", kept=False), b"ab")
-    assert legal_texts(output_state) == [b"c"]
-    output_state.advance(ord("c"))
-    assert output_state.is_over
-
-
-def test_a_dropped_string_is_masked_where_the_text_before_it_is_not_complete() -> None:
-    output_state = after(state_under_stops("a(bcd|be)", "bc", kept=False), b"ab")
-    assert legal_texts(output_state) == [b"e"]
-
-
-def test_a_dropped_string_may_begin_inside_a_token() -> None:
-    output_state = state_under_stops("a(bcd)?", "bc", kept=False)
-    output_state.advance(BYTES.tokens.index(b"ab"))
-    assert legal_texts(output_state) == [b"c"]
-
-
-def test_a_token_that_runs_past_a_string_is_masked() -> None:
-    output_state = state_under_stops("[a-z ]+", "th")
-    assert b"the" not in legal_texts(output_state)
-    assert b"h" in legal_texts(after(output_state, b"t"))
-
-
-@pytest.mark.parametrize(("strings", "is_legal"), [(("c", "bc"), True), (("c",), False)])
-def test_of_strings_that_end_at_the_same_byte_the_longest_is_dropped(
-    strings: tuple[str, ...], is_legal: bool
+@pytest.mark.parametrize(
+    ("pattern", "strings", "kept", "written", "legal", "masked"),
+    [
+        # A kept string ends a text that is complete with it, and is masked where that goes on.
+        ("a+b|a+bc", "b", True, b"aa", "ab", "c"),
+        ("[ab]+c", "b", True, b"a", "ac", "b"),
+        # A dropped one ends a text that was complete before it; it may begin inside a token.
+        ("a(bcd)?", ("bc",), False, b"ab", "c", "bd"),
+        ("a(bcd|be)", ("bc",), False, b"ab", "e", "c"),
+        # Of strings that end at the same byte the longest is dropped.
+        ("xa|xabcd|xabd", ("c", "bc"), False, b"xab", "cd", ""),
+        ("xa|xabcd|xabd", ("c",), False, b"xab", "d", "c"),
+        # A token that runs past a string is masked, and one that leads to nothing but a string.
+        ("[a-z ]+", ("th",), True, b"t", "h", ["the"]),
+        ("[a-z ]+", ("th",), True, b"", "t", ["the"]),
+        ("ab*c!|d", "c!", True, b"", "d", "a"),
+        # Text behind the beginning of a string is followed, however long it is.
+        ("a*(b!|c)", ("aaab",), False, b"a" * 40, "c", "b"),
+        # A string that is the end of the text ends it.
+        (COM, "\n", True, b"a@b.com", "\n", " "),
+        (COM, "\n", False, b"a@b.com", "\n", " "),
+    ],
+)
+@pytest.mark.parametrize("may_truncate", [False, True])
+def test_strings_end_texts_that_are_complete_and_are_masked_elsewhere(
+    pattern: str,
+    strings: Sequence[str],
+    kept: bool,
+    written: bytes,
+    legal: str,
+    masked: Sequence[str],
+    may_truncate: bool,
 ) -> None:
-    output_state = after(state_under_stops("xa|xabcd|xabd", *strings, kept=False), b"xab")
-    assert (b"c" in legal_texts(output_state)) is is_legal
+    output_state = after(
+        state_under_stops(pattern, *strings, kept=kept, max_len=60, may_truncate=may_truncate),
+        written,
+    )
+    taken = legal_texts(output_state)
+    for each in legal:
+        assert each.encode() in taken
+        twin = output_state.fork()
+        assert twin.check(ord(each))
+        twin.advance(ord(each))
+        assert twin.is_over or not (written.decode() + each).endswith(tuple(strings))
+    for each in masked:
+        token_id = BYTES.tokens.index(each.encode())
+        assert each.encode() not in taken or not output_state.check(token_id)
+        with pytest.raises(IllegalToken):
+            output_state.advance(token_id)
 
 
-def test_a_constraint_that_needs_a_stop_string_inside_is_a_contradiction() -> None:
+@pytest.mark.parametrize(
+    ("pattern", "strings", "kept"),
+    [
+        ("ab+c", ("b", "zz"), True),
+        ("[ac]*bc", ("b",), True),
+        ("[ac]*bc", ("b",), False),
+    ],
+)
+def test_a_pattern_that_needs_a_stop_string_inside_is_a_contradiction(
+    pattern: str, strings: tuple[str, ...], kept: bool
+) -> None:
     with pytest.raises(Contradiction, match='"b"') as refused:
-        state_under_stops("ab+c", "b", "zz")
-    assert refused.value.parts == ("b", "zz")
+        state_under_stops(pattern, *strings, kept=kept)
+    assert refused.value.parts == strings
 
 
-def test_a_pattern_that_goes_on_without_end_before_a_stop_string_is_a_contradiction() -> None:
-    with pytest.raises(Contradiction, match='"b"'):
-        state_under_stops("[ac]*bc", "b")
-    with pytest.raises(Contradiction, match='"b"'):
-        state_under_stops("[ac]*bc", "b", kept=False)
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_string_that_is_the_end_of_the_text_ends_it(kept: bool) -> None:
-    output_state = state_under_stops(r"\w+@\w+\.com\n", "\n", kept=kept)
-    after(output_state, b"a@b.com")
-    assert legal_texts(output_state) == [b"\n"]
-    output_state.advance(ord("\n"))
-    assert output_state.is_over
-    assert output_state.is_satisfied
-    assert not state_under_stops("[ab]*a", "a", kept=kept).is_over
+@pytest.mark.parametrize(
+    ("pattern", "stops", "needed_len", "first"),
+    [
+        ("b|aaa", StopRule(token_ids=(ord("b"),)), 3, "a"),
+        ("a!|b|c{4}", StopRule(("a",), False, (ord("b"),)), 4, "c"),
+    ],
+)
+def test_a_known_completion_keeps_clear_of_stop_tokens_and_strings(
+    pattern: str, stops: StopRule, needed_len: int, first: str
+) -> None:
+    output_state = state_of(
+        ConstraintSpec(Kind.REGEX, pattern), Budget(9), BYTES, stops=stops, takes_forced=False
+    )
+    assert output_state.needed_len == needed_len
+    assert output_state.completion_token() == ord(first)
+    assert legal_texts(output_state) == [first.encode()]
 
 
 def test_a_dropped_string_takes_no_brace_from_json() -> None:
@@ -760,37 +762,11 @@ def test_what_was_not_found_is_not_called_a_contradiction() -> None:
         OutputConstraintState(language, BYTES, Budget(30), StopRule(("b",)))
 
 
-def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:
-    output_state = state_under_stops("ab*c!|d", "c", "!")
-    assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
-
-
-def test_a_state_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
-    output_state = state_under_stops("ab*c!|d", "c", kept=False, max_len=3, may_truncate=True)
-    assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
-
-
 def test_forced_runs_end_before_a_stop_string() -> None:
     output_state = state_under_stops("abcdx?|abcdy", "cd")
     forced = b"".join(BYTES.tokens[token_id] for token_id in output_state.take_forced())
     assert forced == b"abc"
     assert legal_texts(output_state) == [b"d"]
-
-
-def test_text_after_the_beginning_of_a_stop_string_is_followed_however_long() -> None:
-    output_state = state_under_stops("a*(b!|c)", "aaab", kept=False, max_len=60)
-    after(output_state, b"a" * 40)
-    assert b"b" not in legal_texts(output_state)
-    assert b"c" in legal_texts(output_state)
-
-
-def test_forks_meet_stop_strings_of_their_own() -> None:
-    output_state = after(state_under_stops("[abc]+", "bc"), b"ab")
-    twin = output_state.fork()
-    output_state.advance(ord("c"))
-    twin.advance(ord("a"))
-    assert output_state.is_over
-    assert not twin.is_over
 
 
 def test_where_tokens_are_counted_longer_ones_are_found_that_keep_clear() -> None:
@@ -826,13 +802,6 @@ def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_no
     output = drawn(output_state, BYTES, 40, random.Random(text))
     assert output_state.is_satisfied
     assert judge_of(spec)(as_shown(text_of(output, BYTES), stops), len(output))
-
-
-def test_stop_tokens_and_strings_hold_together() -> None:
-    spec, stops = ConstraintSpec(Kind.REGEX, "a!|b|c{4}"), StopRule(("a",), False, (ord("b"),))
-    output_state = OutputConstraintState(language_of(spec, BYTES), BYTES, Budget(9), stops)
-    assert output_state.needed_len == 4
-    assert legal_texts(output_state) == [b"c"]
 
 
 def test_many_long_stop_strings_beside_a_pattern_take_little_time() -> None:
