@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -66,6 +67,12 @@ class _Tokenizer:
 def vocabulary() -> Vocabulary:
     backend = LLTokenizer(TokenizerWrapper(_Tokenizer()), n_vocab=len(_TOKENS))
     return Vocabulary(_TOKENS, (_END_ID,), "longer", backend)
+
+
+def named(file: str) -> dict[str, Any]:
+    """The schemas of a file by their names."""
+    lines = Path(__file__).with_name(f"{file}.jsonl").read_text().splitlines()
+    return {each["name"]: each["schema"] for each in map(json.loads, lines)}
 
 
 def language_of(schema: Any, **how: Any) -> WatchedLanguage:
@@ -214,30 +221,7 @@ def compare(language: Language, texts: list[bytes]) -> None:
         assert matcher.is_complete is (prefix in complete)
 
 
-UNORDERED: dict[str, Any] = {
-    "all required": {**CLOSED, "properties": ABC, "required": ["a", "b", "c"]},
-    "one required": {**CLOSED, "properties": ABC, "required": ["b"]},
-    "none required": {**CLOSED, "properties": ABC},
-    "two to three": {
-        **CLOSED,
-        "properties": {
-            "a": {"const": 1},
-            "ab": {"const": 1},
-            "b": {"const": 1},
-            'c"': {"const": 1},
-        },
-        "required": ["ab"],
-        "minProperties": 2,
-        "maxProperties": 3,
-    },
-    "none at all": {**CLOSED, "properties": {"a": False}},
-    "or null": {"anyOf": [{**CLOSED, "properties": ABC, "required": ["c"]}, {"type": "null"}]},
-    "within": {
-        **CLOSED,
-        "properties": {"a": {**CLOSED, "properties": ABC, "required": ["a"]}, "b": {"const": 1}},
-        "required": ["a"],
-    },
-}
+UNORDERED = named("unordered")
 
 
 @pytest.mark.parametrize("name", UNORDERED)
@@ -279,64 +263,7 @@ def test_an_output_with_keys_in_any_order_is_an_instance_within_its_budget(schem
 
 
 # Masks may lead to where an item of few values is an array or object; an output is led around it.
-NESTED: dict[str, Any] = {
-    "sets of sets": {**SET, "items": {**SET, "items": {"enum": [1, 2]}}},
-    "objects": {
-        **SET,
-        "items": {**CLOSED, "properties": {"k": {"type": "boolean"}}, "required": ["k"]},
-        "minItems": 2,
-    },
-    "multiples": {
-        **SET,
-        "items": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.5},
-        "minItems": 3,
-    },
-    "itself": {
-        "$ref": "#/$defs/t",
-        "$defs": {
-            "t": {
-                **CLOSED,
-                "properties": {"k": {**SET, "items": {"$ref": "#/$defs/t"}}},
-                "required": ["k"],
-            }
-        },
-    },
-    "anything": SET,
-    "whole numbers": {**SET, "items": {"type": "integer"}, "minItems": 4},
-    "strings": {**SET, "items": {"type": "string"}, "minItems": 3},
-    "a union": {**SET, "items": {"type": ["integer", "string"], "maxLength": 1}},
-    "in a map": {"type": "object", "additionalProperties": {**SET, "items": {"type": "string"}}},
-    "keys of a map": {"type": "object", "minProperties": 3, "maxProperties": 4},
-    "keys beyond the declared": {
-        "type": "object",
-        "properties": ABC,
-        "required": ["b"],
-        "minProperties": 5,
-        "maxProperties": 5,
-    },
-    "keys of a pattern": {
-        "type": "object",
-        "propertyNames": {"pattern": "^[a-d]$"},
-        "minProperties": 2,
-        "maxProperties": 3,
-    },
-    "contains an object": {
-        "type": "array",
-        "items": {"type": "object"},
-        "contains": {"properties": {"kind": {"const": "lead"}}, "required": ["kind"]},
-        "maxContains": 1,
-    },
-    "contains two kinds": {
-        "allOf": [
-            {"type": "array", "contains": {"type": "integer", "minimum": 7}},
-            {"contains": {"$ref": "#/$defs/x"}, "uniqueItems": True},
-        ],
-        "$defs": {"x": {"enum": ["x", "y"]}},
-    },
-    "in two parts": {
-        "allOf": [{"type": "array", "items": {"type": "integer"}}, {"uniqueItems": True}],
-    },
-}
+NESTED = named("watched")
 
 
 @pytest.mark.parametrize("name", [*NESTED, *FINITE])
