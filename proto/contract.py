@@ -324,11 +324,11 @@ class Generation(NamedTuple):
     `num_forced` of the tokens were not sampled: the constraint left no choice.
     `finish_reason` only for reasons that a shard decides; `constraint_satisfied` goes with one;
     None: there is no constraint. `error`: this row failed, and `tokens` is empty; it `is_refused`
-    where the output made before is what the constraint forbids. `prompt_logprobs` are those of this
-    step's chunk; a sequence's first token has none. `is_late`: its mask was not made in time, so
-    that nothing was sampled, and its last token counts as not computed. The step computed
-    `num_drafts` draft tokens; the first `num_accepted` of `tokens` are those that were sampled or
-    forced, and are in the KV cache.
+    where the output made before is what the constraint forbids, or that takes too long to follow.
+    `prompt_logprobs` are those of this step's chunk; a sequence's first token has none. `is_late`:
+    its mask was not made in time, so that nothing was sampled, and its last token counts as not
+    computed. The step computed `num_drafts` draft tokens; the first `num_accepted` of `tokens` are
+    those that were sampled or forced, and are in the KV cache.
     """
 
     request_id: int

@@ -14,13 +14,12 @@ import json
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +30,10 @@ from constraints.engine import GrammarLanguage, GrammarMatcher, Original
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.guiding.completion import text_of
-from constraints.schema.validation import judge_of
+from constraints.schema.validation import hashable, judge_of, loads
 from constraints.schema.watched import Supply, Watch, read
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
-# Equal for values that are equal in JSON Schema.
-_Equal: TypeAlias = Any
 _STRING_END = re.compile(rb'["\\]')
 _NUMBER_END = re.compile(rb"[^0-9.eE+-]")
 _QUOTE = ord('"')
@@ -47,16 +44,6 @@ _MAX_WANTED = 4096
 _MAX_JUDGED = 256
 # The whole numbers that no longer one begins with.
 ZEROS = frozenset((b"0", b"-0"))
-
-
-class _Number(NamedTuple):
-    """A number without zeros at its ends; of any size."""
-
-    digits: str
-    exponent: int
-
-
-_ZERO = _Number("", 0)
 
 
 class Mode(IntEnum):
@@ -88,7 +75,7 @@ class Frame(NamedTuple):
     watch: Watch
     start: int
     number: int | None = 0
-    seen: frozenset[_Equal] = frozenset()
+    seen: frozenset[Hashable] = frozenset()
     texts: frozenset[bytes] = frozenset()
     counts: tuple[int, ...] = ()
 
@@ -173,16 +160,13 @@ class Position:
         if self.mode is Mode.STRING and not frame.watch.differ:
             return []
         begun = self.text[self.start + 1 :]
-        first = 1 if self.mode is Mode.STRING else 0
         texts = [
-            each[first:].encode(errors="surrogatepass")
-            for each in frame.seen
-            if isinstance(each, str)
+            each.encode(errors="surrogatepass") for each in frame.seen if isinstance(each, str)
         ]
         return [text[len(begun) :] for text in texts if text.startswith(begun)]
 
     @property
-    def item(self) -> tuple[frozenset[_Equal], int | None, bytes] | None:
+    def item(self) -> tuple[frozenset[Hashable], int | None, bytes] | None:
         """The items before it, its index and beginning, of an item whose values may run out."""
         if self.mode is Mode.AFTER or not self.frames:
             return None
@@ -419,11 +403,11 @@ class _Reading:
 
     def _remembered(self, frame: Frame, item: bytes) -> Frame | None:
         """The frame with this item; None: it is there already."""
-        equal = _equal(json.loads(item, parse_int=_number, parse_float=_number))
+        equal = hashable(loads(item.decode()))
         if equal in frame.seen:
             return None
         texts = frame.texts
-        if equal == _ZERO and frame.watch.supply is not Supply.NONE:
+        if equal == 0 and frame.watch.supply is not Supply.NONE:
             texts |= ZEROS
         elif frame.watch.supply is Supply.SOME:
             texts |= {item}
@@ -479,30 +463,6 @@ def _names_left(frame: Frame) -> Collection[str] | None:
         for index, name in enumerate(later)
         if len(frame.seen) + len(later) - index >= watch.least
     ]
-
-
-def _number(text: str) -> _Number:
-    mantissa, _, power = text.lower().partition("e")
-    whole, _, part = mantissa.partition(".")
-    sign = "-" if whole.startswith("-") else ""
-    digits = (whole.removeprefix("-") + part).lstrip("0")
-    kept = digits.rstrip("0")
-    if not kept:
-        return _ZERO
-    return _Number(sign + kept, int(Decimal(power or 0)) - len(part) + len(digits) - len(kept))
-
-
-def _equal(value: Any) -> _Equal:
-    match value:
-        case dict():
-            return frozenset((key, _equal(member)) for key, member in value.items())
-        case list():
-            return tuple(map(_equal, value))
-        case bool() | None:
-            return json.dumps(value)
-        case str():
-            return f'"{value}'
-    return value
 
 
 # Tokens that end no value: a part of a number, a string that begins.

@@ -18,7 +18,7 @@ from constraints.regex.search import is_bounded
 from constraints.schema.grammar import WATCH, inside, parts
 from constraints.schema.keywords import KNOWN, is_annotation
 from constraints.schema.reading import Json, at
-from constraints.schema.references import References, in_lower_case
+from constraints.schema.references import References, in_lower_case, subschemas
 from constraints.schema.rewriting import Rewritten
 from constraints.schema.watched import JUDGED, mentions, watching_definitions
 
@@ -50,7 +50,7 @@ def unjudged(rewritten: Rewritten) -> str | None:
             except (KeyError, Malformed, NotEnforced):
                 return pointer
     # A judge of them would keep a shard waiting.
-    if rewritten.given_up and not all(map(is_bounded, _patterns(rewritten.document))):
+    if rewritten.given_up and not all(map(is_bounded, _patterns(rewritten.document, references))):
         return rewritten.given_up[0]
     for pointer in rewritten.not_enforced:
         word = pointer.rpartition("/")[2]
@@ -59,17 +59,25 @@ def unjudged(rewritten: Rewritten) -> str | None:
     return None
 
 
-def _patterns(document: Json) -> Iterator[str]:
-    if isinstance(document, list):
-        for each in document:
-            yield from _patterns(each)
-    elif isinstance(document, dict):
-        for key, value in document.items():
-            if key == "pattern" and isinstance(value, str):
-                yield value
-            elif key == "patternProperties" and isinstance(value, dict):
-                yield from value
-            yield from _patterns(value)
+def _patterns(document: Json, references: References) -> Iterator[str]:
+    """Those of all schemas, also of such that only references lead to."""
+    todo: list[tuple[str, Json]] = [("", document)]
+    seen = set()
+    while todo:
+        pointer, schema = todo.pop()
+        if pointer in seen or not isinstance(schema, dict):
+            continue
+        seen.add(pointer)
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        if isinstance(schema.get("patternProperties"), dict):
+            yield from schema["patternProperties"]
+        todo += subschemas(schema, pointer)
+        for keyword in _REFERENCES:
+            if isinstance(schema.get(keyword), str):
+                with suppress(KeyError, Malformed, NotEnforced):
+                    target = references.resolve(schema[keyword], pointer)
+                    todo.append((target, at(document, target)))
 
 
 def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:

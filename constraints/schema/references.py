@@ -33,6 +33,7 @@ class References:
     def __init__(self, document: Json) -> None:
         """Raises Malformed, TooComplex."""
         self._document = document
+        self._names_draft = isinstance(document, dict) and "$schema" in document
         # Pointers by address, and the base address for the references at a pointer.
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[str, str] = {}
@@ -46,7 +47,23 @@ class References:
 
     def resolve(self, reference: str, pointer: str) -> str:
         """The pointer of the target of a reference at `pointer`."""
-        address, fragment = _joined(self._base(pointer), reference, below(pointer, "$ref"))
+        target = self._target(reference, pointer, self._base(pointer))
+        above = self._base(pointer.rpartition("/")[0])
+        if above == self._base(pointer) or self._names_draft:
+            return target
+        try:
+            is_ambiguous = self._target(reference, pointer, above) != target
+        except NotEnforced:
+            return target
+        if is_ambiguous:
+            raise NotEnforced(
+                f"an $id beside {reference!r} counts since 2019-09: name the draft in $schema",
+                below(pointer, "$ref"),
+            )
+        return target
+
+    def _target(self, reference: str, pointer: str, base: str) -> str:
+        address, fragment = _joined(base, reference, below(pointer, "$ref"))
         fragment = unquote(fragment)
         resource = self._resources.get(address)
         if resource is None:

@@ -11,7 +11,7 @@ number, and larger ones raise. Here numbers that an int or a double might change
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -35,6 +35,8 @@ from constraints.schema.reading import Json, below
 from constraints.schema.references import spelt_out
 from constraints.spec import ConstraintSpec, Kind
 
+_Errors = Iterator[jsonschema.ValidationError]
+_Keyword = Callable[[Any, Json, Json, Json], _Errors]
 # Longer integers are decimals: Python does not parse or print much longer ones.
 _MAX_INT_LEN = 1000
 # Digits that are converted at once; conversion takes quadratic time.
@@ -63,10 +65,11 @@ def loads(text: str) -> Json:
 
 def _number(text: str) -> ExactNumber:
     digits, _, exponent = text.lower().partition("e")
-    if len(exponent) > _MAX_EXPONENT_LEN:
+    size = exponent.lstrip("+-").lstrip("0")
+    if len(size) >= _MAX_EXPONENT_LEN:
         # Larger than every other number of a schema.
-        exponent = f"{'-' if exponent[0] == '-' else ''}1{'0' * (_MAX_EXPONENT_LEN - 2)}"
-    return ExactNumber(f"{digits}e{exponent or 0}")
+        size = "1" + "0" * (_MAX_EXPONENT_LEN - 2)
+    return ExactNumber(f"{digits}e{'-' if exponent.startswith('-') else ''}{size or 0}")
 
 
 def _integer(text: str) -> int | LongInteger:
@@ -131,14 +134,17 @@ def exact(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
         is_whole = takes_points and value == value.to_integral_value()
         return isinstance(value, LongInteger) or is_whole
 
-    multiples = dict.fromkeys({"multipleOf", "divisibleBy"} & kind.VALIDATORS.keys(), _multiple_of)
+    ours: dict[str, _Keyword] = {
+        "multipleOf": _multiple_of,
+        "divisibleBy": _multiple_of,
+        "uniqueItems": _unique_items,
+    }
+    known = {name: ours[name] for name in ours.keys() & kind.VALIDATORS.keys()}
     extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
-    return extend(kind, validators=multiples, type_checker=integers.redefine("integer", is_integer))
+    return extend(kind, validators=known, type_checker=integers.redefine("integer", is_integer))
 
 
-def _multiple_of(
-    validator: jsonschema.Validator, step: Json, instance: Json, schema: Json
-) -> Iterator[jsonschema.ValidationError]:
+def _multiple_of(validator: Any, step: Json, instance: Json, schema: Json) -> _Errors:
     if not validator.is_type(instance, "number"):
         return
     if not step > 0:
@@ -147,8 +153,25 @@ def _multiple_of(
         yield jsonschema.ValidationError(f"{instance!r} is not a multiple of {step!r}")
 
 
-_Errors = Iterator[jsonschema.ValidationError]
-_Keyword = Callable[[Any, Json, Json, Json], _Errors]
+def _unique_items(validator: Any, differ: Json, instance: Json, schema: Json) -> _Errors:
+    """In linear time; the package compares each object with all others."""
+    if not differ or not validator.is_type(instance, "array"):
+        return
+    if len(set(map(hashable, instance))) < len(instance):
+        yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
+
+
+def hashable(value: Json) -> Hashable:
+    """Equal for values, of `loads`, that are equal in JSON Schema."""
+    match value:
+        case dict():
+            return frozenset((key, hashable(member)) for key, member in value.items())
+        case list():
+            return tuple(map(hashable, value))
+        case bool():
+            # Python's True is 1.
+            return (bool, value)
+    return value  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=32)

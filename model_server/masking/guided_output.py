@@ -50,6 +50,9 @@ class Advance:
 class GuidedOutput:
     """Owner of a guide. Once it has failed, `error` is the reason and nothing else may be called.
 
+    `is_refused`: it is the constraint that failed: the output before breaks it, or it takes too
+    long to follow.
+
     open_guide:  compiles the constraint, and replays the output so far
     num_words:   of a mask
     end_ids:     tokens that end the text; `ignored_ids` among them only if nothing else is left
@@ -161,7 +164,12 @@ class GuidedOutput:
         """
         self._allowance_ns -= cost_ns
         if self._allowance_ns < 0 and self.error is None:
-            self.error = TOO_SLOW
+            self.refuse_as_slow()
+
+    def refuse_as_slow(self) -> None:
+        """End this output: its constraint takes more time than there is."""
+        self.error = TOO_SLOW
+        self.is_refused = True
 
     def fail(self, error: BaseException) -> None:
         """End this output by what its guide raised."""

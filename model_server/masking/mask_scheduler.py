@@ -31,7 +31,7 @@ from constraints.after_thought import OutputState
 from constraints.bitmask import Bitmask
 from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
-from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
+from model_server.masking.guided_output import Advance, GuidedOutput
 from model_server.sampling.edits import BITS_PER_WORD, Masks
 from model_server.sampling.plan import Rows
 from processes.zygote import zygote
@@ -228,7 +228,7 @@ class StepMasks(Masks):
 
     @property
     def refused(self) -> frozenset[int]:
-        """Requests that failed since their constraint refuses the output generated before."""
+        """Requests that failed by their constraint; see `GuidedOutput`."""
         return frozenset([output.request_id for output in self.outputs if output.is_refused])
 
 
@@ -455,7 +455,7 @@ class MaskScheduler:
         if is_done:
             self._charge(output, job, waited_ns=time.perf_counter_ns() - began_ns)
         elif job.is_over_limit():
-            output.error = TOO_SLOW
+            output.refuse_as_slow()
         else:
             return False
         del self._jobs[output.request_id]

@@ -648,10 +648,11 @@ class Batcher:
 def failed_row(stream: Stream, generation: Generation, reason: str) -> RouterError:
     """The error of a row that failed alone, logged with the request's ids in both tiers.
 
-    Earlier output that cannot be continued is the client's mistake, and not logged.
+    Earlier output that cannot be continued is the client's mistake, as is a constraint that takes
+    too long to follow; neither is logged.
     """
     if generation.is_refused:
-        return ConstraintRefused(reason, "broken")
+        return ConstraintRefused(reason, "broken" if stream.request.output_ids else "too_complex")
     ids = {"request_id": stream.request.trace_id, "shard_request_id": stream.request_id}
     _logger.error(
         "request_id=%s failed alone: %s (shard_request_id=%d)",

@@ -97,7 +97,8 @@ class ToolsRefused(InvalidRequest):
 class ConstraintRefused(InvalidRequest):
     """A constraint that cannot be kept, found out before any token is made.
 
-    Or one that the output made before has broken already, as its first step finds out.
+    Or one that the output made before has broken already, as its first step finds out; or one that
+    takes too long to follow, which any step may find out.
     `reason` is one of CONSTRAINT_REFUSALS; `details` are numbers and places for programs:
     `position` (characters into the text), `pointer` (JSON Pointer of what is not enforced),
     `parts` (what excludes each other), `needed_len` and `max_len` (tokens).

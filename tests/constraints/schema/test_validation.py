@@ -296,3 +296,30 @@ def test_a_judge_does_not_take_what_it_cannot_tell_in_its_time(
     schema = {"$defs": {"twice": {"items": {"allOf": [inner, inner]}}}, **kept}
     judge = judge_of(json.dumps(schema), json.dumps(schema))
     assert judge("[" * depth + "]" * depth) is is_told
+
+
+def test_a_judge_compares_many_items_by_their_values() -> None:
+    schema = '{"uniqueItems": true}'
+    judge = judge_of(schema, schema)
+    # Each with each they would be compared for minutes.
+    rows = [{"id": number, "tags": [str(number)]} for number in range(20_000)]
+    assert judge(json.dumps(rows))
+    assert not judge(json.dumps([*rows, {"tags": ["7"], "id": 7.0}]))
+
+
+@pytest.mark.parametrize(
+    ("items", "differ"),
+    [
+        ("[1, true]", True),
+        ("[[0], [false]]", True),
+        ('[null, "null"]', True),
+        ("[[], {}]", True),
+        ("[1e400, 1e401]", True),
+        ("[1, 1.0]", False),
+        ("[0, -0.0]", False),
+        ('[{"a": 1, "b": 2}, {"b": 2e0, "a": 1}]', False),
+        ('[["x", true], ["x", true]]', False),
+    ],
+)
+def test_items_differ_by_value_not_by_spelling(items: str, differ: bool) -> None:
+    assert (told('{"uniqueItems": true}', items) == ()) is differ

@@ -191,6 +191,12 @@ def test_the_allowance_grows_with_the_tokens() -> None:
     assert output.error == TOO_SLOW
 
 
+def test_an_output_that_its_constraint_makes_too_slow_is_refused() -> None:
+    output = output_of(ScriptedGuide({5}))
+    output.charge(501_000_000)
+    assert output.is_refused
+
+
 def test_an_error_of_a_mask_made_on_this_thread_ends_the_output_and_nothing_else() -> None:
     guide = ScriptedGuide({3})
     output = output_of(guide)

@@ -24,8 +24,8 @@ import grpc
 import pytest
 
 from proto import generate_pb2 as pb
-from proto.contract import FinishReason, LogprobParams, SamplingParams
-from router.engine.batcher import MANY_UNREAD, BatcherLimits, Progress, Wait
+from proto.contract import FinishReason, Generation, LogprobParams, SamplingParams
+from router.engine.batcher import MANY_UNREAD, BatcherLimits, Progress, Wait, failed_row
 from router.engine.launcher import Launcher
 from router.engine.stream import Stream
 from router.engine.validation import Limits, Validation
@@ -34,6 +34,7 @@ from router.http.server.listen import HttpServer, bind
 from router.http.server_info import ServerInfo
 from router.request.errors import (
     Cancelled,
+    ConstraintRefused,
     Displaced,
     Draining,
     FailedAlone,
@@ -678,6 +679,18 @@ async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> N
         await settled(rig)
         assert shard.num_held == 0, "the shard still holds the row"
         assert rig.metrics.sequence_ends.value("row_failed") == 1
+
+
+@pytest.mark.parametrize(
+    ("output_ids", "reason"), [((), "too_complex"), ((5,), "broken")], ids=["new", "gone on with"]
+)
+def test_a_constraint_that_fails_on_the_way_is_refused_and_no_fault_of_the_server(
+    output_ids: tuple[int, ...], reason: str
+) -> None:
+    stream = Stream(1, replace(asking(), output_ids=output_ids), byte_tokenizer(), 0.0)
+    error = failed_row(stream, Generation(1, error="too slow", is_refused=True), "too slow")
+    assert isinstance(error, ConstraintRefused)
+    assert (error.reason, str(error)) == (reason, "too slow")
 
 
 async def test_a_line_about_a_request_carries_its_id(caplog: pytest.LogCaptureFixture) -> None:
