@@ -117,7 +117,7 @@ def _language(
         accepted=tuple(table.accepted(slacks) for slacks in counter_grid.accepted(machine)),
         coaccessible_slacks=table.spread(machine, counter_grid, by_state),
         expression=expression,
-        dropped=dropped_phrases(expression),
+        dropped_phrases=dropped_phrases(expression),
         closing_space=closing_space,
     )
     if not language.follows_bytes:

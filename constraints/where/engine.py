@@ -14,6 +14,7 @@ token: then a place is alive if tokens lead from it to an end, as far as distanc
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -122,8 +123,16 @@ class WhereLanguage:
     accepted: tuple[Slacks, ...]
     coaccessible_slacks: Slacks
     expression: Expression
-    dropped: tuple[str, ...] = ()
+    dropped_phrases: tuple[str, ...] = ()
     closing_space: ClosingSpace | None = None
+
+    may_have_dead_ends: ClassVar[bool] = False
+    # Every part of an expression is enforced.
+    not_enforced: ClassVar[tuple[str, ...]] = ()
+    # Tables depend on the vocabulary, so each process compiles the expression.
+    translation: ClassVar[None] = None
+    # A search needs nothing but the tables.
+    is_search_prepared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.transition_cache = TransitionCache(self.trie, self.table, self.counter_grid)
@@ -185,37 +194,13 @@ class WhereLanguage:
             self.transition_cache.transitions(state * inside)
 
     @property
-    def may_have_dead_ends(self) -> bool:
-        """Whether masks may lead to where no text ends: never."""
-        return False
-
-    @property
     def knows_distances(self) -> bool:
         """Masks take account of `max_len`, and `shortest` is exact."""
         return self.distances is not None
 
-    @property
-    def dropped_phrases(self) -> tuple[str, ...]:
-        """The phrases of stops_before."""
-        return self.dropped
-
-    @property
-    def not_enforced(self) -> tuple[str, ...]:
-        """Always empty: every part of an expression is enforced."""
-        return ()
-
-    @property
-    def translation(self) -> None:
-        """None: tables depend on the vocabulary, so each process compiles the expression."""
-
     def matcher(self) -> "WhereMatcher":
         """A matcher at the beginning of an output."""
         return WhereMatcher(self, self.table.start, [0] * len(self.counter_grid.counters), 0)
-
-    @property
-    def is_search_prepared(self) -> bool:
-        """Always: a search needs nothing but the tables."""
-        return True
 
     def prepare_search(self) -> None:
         """There is nothing to prepare."""

@@ -130,14 +130,6 @@ def integer(text: str) -> int | None:
     return -int(digits) if text.startswith("-") else int(digits)
 
 
-def accepts(expression: Expression, output: str, num_tokens: int = 0) -> bool:
-    """Whether `output`, with a phrase that stops_before drops, is in the language."""
-    phrases = dropped_phrases(expression)
-    if _ended(phrases, output) != output:
-        return False
-    return holds(expression, truncate_before(phrases, output), num_tokens)
-
-
 def dropped_phrases(expression: Expression) -> tuple[str, ...]:
     """The phrases of every stops_before, each once."""
     match expression:
@@ -147,19 +139,3 @@ def dropped_phrases(expression: Expression) -> tuple[str, ...]:
             return tuple(dict.fromkeys(each for part in parts for each in dropped_phrases(part)))
         case _:
             return ()
-
-
-def truncate_before(phrases: tuple[str, ...], output: str) -> str:
-    """The output up to the phrase that is complete first, as stops_before truncates it.
-
-    Of several that are complete at the same character, the longest; phrases are not empty.
-    """
-    ended = _ended(phrases, output)
-    dropped_len = max((len(phrase) for phrase in phrases if ended.endswith(phrase)), default=0)
-    return ended[: len(ended) - dropped_len]
-
-
-def _ended(phrases: tuple[str, ...], output: str) -> str:
-    """The output up to and including the phrase that is complete first."""
-    ends = [output.find(phrase) + len(phrase) for phrase in phrases if phrase in output]
-    return output[: min(ends, default=len(output))]

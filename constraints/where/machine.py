@@ -208,31 +208,20 @@ def stops_at(phrases: Sequence[str]) -> Automaton:
     return Automaton(trie.partition, steps, accepts)
 
 
-def is_int() -> Automaton:
-    return matches("-?[0-9]+")
-
-
-def is_float() -> Automaton:
-    return matches(r"-?[0-9]+(\.[0-9]+)?")
-
-
 def compared(relation: Relation, bound: int) -> Automaton:
     """Accepts integers whose value has this relation to the bound; leading zeros are ignored."""
     below = _integers(None, bound - 1)
+    equal = _integers(bound, bound)
     above = _integers(bound + 1, None)
-    match relation:
-        case Relation.LT:
-            return matches(below)
-        case Relation.LE:
-            return matches(_integers(None, bound))
-        case Relation.EQ:
-            return matches(_integers(bound, bound))
-        case Relation.NE:
-            return matches(f"{below}|{above}")
-        case Relation.GE:
-            return matches(_integers(bound, None))
-        case Relation.GT:
-            return matches(above)
+    options = {
+        Relation.LT: (below,),
+        Relation.LE: (below, equal),
+        Relation.EQ: (equal,),
+        Relation.NE: (below, above),
+        Relation.GE: (equal, above),
+        Relation.GT: (above,),
+    }
+    return matches("|".join(options[relation]))
 
 
 def _integers(low: int | None, high: int | None) -> str:
@@ -404,36 +393,27 @@ class Machine:
         return len(self.steps)
 
 
-def automaton_of(atom: Expression) -> Automaton:
+def automaton_of(atom: Expression | ContainsAny) -> Automaton:
     """The automaton of an atom without a count. Raises OutOfReach."""
-    if isinstance(atom, ContainsAny):
-        return contains(atom.phrases)
-    return _phrase_automaton(atom) or _shape_automaton(atom)
-
-
-def _phrase_automaton(atom: Expression) -> Automaton | None:
     match atom:
         case OneOf(values):
             return one_of(values)
         case Contains(phrase):
             return contains((phrase,))
+        case ContainsAny(phrases):
+            return contains(phrases)
         case StartsWith(phrases):
             return starts_with(phrases)
         case EndsWith(phrases):
             return ends_with(phrases)
         case StopsAt(phrases):
             return stops_at(phrases)
-    return None
-
-
-def _shape_automaton(atom: Expression) -> Automaton:
-    match atom:
         case Matches(pattern):
             return matches(pattern)
         case IsInt():
-            return is_int()
+            return matches("-?[0-9]+")
         case IsFloat():
-            return is_float()
+            return matches(r"-?[0-9]+(\.[0-9]+)?")
         case Compare(Measure.INT, relation, bound):
             return compared(relation, bound)
     raise OutOfReach(f"no automaton for {atom!r}")

@@ -7,6 +7,7 @@ The only subject is the output, so no term names it. Terms have no positions: th
 errors with positions. `parse(text(expression)) == expression`.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -229,12 +230,6 @@ def _atom(expression: Expression) -> str:
             return "float(X)"
         case Constant(value):
             return str(value)
-        case _:
-            return _call(expression)
-
-
-def _call(expression: Expression) -> str:
-    match expression:
         case StartsWith(phrases):
             return f"starts_with(X, [{_listed(phrases)}])"
         case EndsWith(phrases):
@@ -253,16 +248,5 @@ def _listed(phrases: tuple[str, ...]) -> str:
 
 
 def quoted(value: str) -> str:
-    """The string as a literal of the language, on one line."""
-    return '"' + "".join(map(_escaped, value)) + '"'
-
-
-def _escaped(char: str) -> str:
-    if char in _SHORT:
-        return _SHORT[char]
-    if char.isprintable():
-        return char
-    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-
-
-_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    """The string as a literal of the language, on one line. Of strings, JSON's are Python's."""
+    return json.dumps(value, ensure_ascii=False)

@@ -138,7 +138,7 @@ class TokenTransitions:
     def __init__(
         self,
         packed: Packed,
-        tokens: "_Listed | _Grouped",
+        tokens: "_Tokens",
         table: ByteTable,
         counter_grid: CounterGrid,
     ) -> None:
@@ -163,15 +163,13 @@ class TokenTransitions:
         kinds, packed = _kinds(ends, table)
         examples = np.full(len(packed), trie.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, trie.plainness[ends.token_ids])
-        num_bits = -(-trie.vocab_size // 32) * 32
-        # Few tokens are listed. For many, the kind of every token is stored, with one more kind,
-        # which is never legal, for all others.
         if len(kinds) * 8 < trie.vocab_size or len(packed) > _MAX_SMALL:
-            listed = _Listed(trie, examples, num_bits, ends.token_ids, kinds)
-            return cls(packed, listed, table, counter_grid)
-        dense = np.full(num_bits, len(packed), dtype=np.uint16)
-        dense[ends.token_ids] = kinds
-        return cls(packed, _Grouped(trie, examples, dense, None), table, counter_grid)
+            tokens = _Tokens(trie, examples, kinds, ends.token_ids)
+        else:
+            dense = np.full(_num_bits(trie), len(packed), dtype=np.uint16)
+            dense[ends.token_ids] = kinds
+            tokens = _Tokens(trie, examples, dense)
+        return cls(packed, tokens, table, counter_grid)
 
     @classmethod
     def of_actions(
@@ -189,9 +187,13 @@ class TokenTransitions:
         kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
         examples = np.full(len(packed) + 1, trie.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, actions.plainest)
-        of_actions = kinds.astype(np.uint16)
-        num_places = actions.ends.shape[1]
-        tokens = _Grouped(trie, examples[:-1], actions.of_tokens, of_actions, num_places)
+        tokens = _Tokens(
+            trie,
+            examples[:-1],
+            actions.of_tokens,
+            kinds=kinds.astype(np.uint16),
+            num_sharing=actions.ends.shape[1],
+        )
         return cls(packed, tokens, table, counter_grid)
 
     def legal(self, slacks: Slacks, counts: list[int]) -> npt.NDArray[np.bool_]:
@@ -227,60 +229,46 @@ class TokenTransitions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Listed:
-    """A list of tokens with the kind of each.
+class _Tokens:
+    """Which tokens are of which kind.
+
+    Few are listed, in `token_ids`. For many, the group of every token is stored, which is its kind
+    or, where `kinds` are given, its action: kinds has the kind of each action. The kind behind the
+    last one is that of tokens that cannot follow.
 
     examples: the plainest token of each kind, as its rank among all
+    groups:   of the listed tokens, or [num_bits]; shared by `num_sharing` transitions
     """
 
     trie: TokenTrie
     examples: npt.NDArray[np.int64]
-    num_bits: int
-    token_ids: npt.NDArray[np.int64]
-    kinds: npt.NDArray[np.int64]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.token_ids.nbytes + self.kinds.nbytes
-
-    def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """For every token, whether its kind is chosen."""
-        bits = np.zeros(self.num_bits, dtype=np.bool_)
-        bits[self.token_ids[chosen[self.kinds]]] = True
-        return bits
-
-    def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
-        """The plainest token of the chosen kinds."""
-        return int(self.trie.plain_first[self.examples[chosen].min()])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Grouped:
-    """All tokens in groups: the kind of each token, or its action and the action's kind.
-
-    groups: [num_bits]; kinds: [num_actions], None where groups are kinds. Beyond the last kind is
-    one of tokens that cannot follow. Groups are shared by `num_sharing` transitions.
-    """
-
-    trie: TokenTrie
-    examples: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.uint16]
-    kinds: npt.NDArray[np.uint16] | None
+    groups: npt.NDArray[np.integer]
+    token_ids: npt.NDArray[np.int64] | None = None
+    kinds: npt.NDArray[np.uint16] | None = None
     num_sharing: int = 1
 
     @property
     def num_bytes(self) -> int:
-        own = 0 if self.kinds is None else self.kinds.nbytes
+        own = sum(each.nbytes for each in (self.token_ids, self.kinds) if each is not None)
         return own + self.groups.nbytes // self.num_sharing
 
     def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """For every token, whether its kind is chosen."""
+        if self.token_ids is not None:
+            bits = np.zeros(_num_bits(self.trie), dtype=np.bool_)
+            bits[self.token_ids[chosen[self.groups]]] = True
+            return bits
         chosen = np.append(chosen, False)
         return (chosen if self.kinds is None else chosen[self.kinds]).take(self.groups)
 
     def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
         """The plainest token of the chosen kinds."""
         return int(self.trie.plain_first[self.examples[chosen].min()])
+
+
+def _num_bits(trie: TokenTrie) -> int:
+    """The bits of a mask, in whole words."""
+    return -(-trie.vocab_size // 32) * 32
 
 
 def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -25,8 +25,9 @@ from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
-from constraints.where.evaluate import accepts
+from constraints.where.evaluate import dropped_phrases, holds
 from constraints.where.parser import parse
+from constraints.where.terms import Expression
 
 Json = Any
 
@@ -304,3 +305,27 @@ def _draw(
 def text_of(token_ids: list[int], vocabulary: Vocabulary) -> str:
     """The text of an output; fails where it is not whole."""
     return b"".join([vocabulary.tokens[token_id] for token_id in token_ids]).decode()
+
+
+def accepts(expression: Expression, output: str, num_tokens: int = 0) -> bool:
+    """Whether `output`, with a phrase that stops_before drops, is in the language."""
+    phrases = dropped_phrases(expression)
+    if _ended(phrases, output) != output:
+        return False
+    return holds(expression, truncate_before(phrases, output), num_tokens)
+
+
+def truncate_before(phrases: tuple[str, ...], output: str) -> str:
+    """The output up to the phrase that is complete first, as stops_before truncates it.
+
+    Of several that are complete at the same character, the longest; phrases are not empty.
+    """
+    ended = _ended(phrases, output)
+    dropped_len = max((len(phrase) for phrase in phrases if ended.endswith(phrase)), default=0)
+    return ended[: len(ended) - dropped_len]
+
+
+def _ended(phrases: tuple[str, ...], output: str) -> str:
+    """The output up to and including the phrase that is complete first."""
+    ends = [output.find(phrase) + len(phrase) for phrase in phrases if phrase in output]
+    return output[: min(ends, default=len(output))]

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.where.evaluate import accepts, holds, integer, measured, truncate_before
+from constraints.where.evaluate import holds, integer, measured
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, Measure, Not
+from tests.constraints.cases import accepts, truncate_before
 from tests.constraints.where.expressions import any_conditions, texts
 
 

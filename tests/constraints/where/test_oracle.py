@@ -5,8 +5,9 @@ import random
 
 import pytest
 
-from constraints.where.evaluate import accepts, holds
+from constraints.where.evaluate import holds
 from constraints.where.parser import parse
+from tests.constraints.cases import accepts
 from tests.constraints.where.expressions import END_ID, EXPRESSIONS, TOKENS
 from tests.constraints.where.oracle import Oracle, characters
 
