@@ -11,6 +11,7 @@ from constraints.compiler import MIB, Compiler
 from constraints.engine import GrammarLanguage
 from constraints.grammars.watching import WatchedLanguage
 from constraints.matcher import Language, Matcher
+from constraints.regex.dfa import Automaton
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import Json, byte_vocabulary
 
@@ -39,13 +40,16 @@ def of_schema(schema: Any, *, strict: bool = True, **how: Any) -> GrammarLanguag
     return compiled(Kind.JSON_SCHEMA, json.dumps(schema), strict=strict, **how)
 
 
+def table(name: str) -> list[Json]:
+    """The rows of tests/constraints/NAME.jsonl."""
+    path = Path(__file__).parents[1] / f"{name}.jsonl"
+    return list(map(json.loads, path.read_text().splitlines()))
+
+
 def rows(folder: str) -> list[tuple[str, Json]]:
-    """The rows of a folder of tables, each with its kind of constraint, which names its file."""
-    return [
-        (path.stem, json.loads(line))
-        for path in sorted(Path(__file__).parents[1].joinpath(folder).glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    """The rows of a folder of tables, each with its kind of constraint, which names its table."""
+    files = sorted(Path(__file__).parents[1].joinpath(folder).glob("*.jsonl"))
+    return [(file.stem, row) for file in files for row in table(f"{folder}/{file.stem}")]
 
 
 def of_row(kind: str, row: Json) -> GrammarLanguage:
@@ -73,6 +77,14 @@ def legal(matcher: Matcher) -> list[int]:
     matcher.fill_mask(row)
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return [int(each) for each in np.flatnonzero(bits)]
+
+
+def takes(automaton: Automaton, text: str) -> bool:
+    """Whether an automaton over characters has the text."""
+    state = 0
+    for char in text:
+        state = int(automaton.steps[state, automaton.partition.label_of(ord(char))])
+    return bool(automaton.accepts[state])
 
 
 def walk(language: Language, draw: np.random.Generator, max_len: int) -> str | None:

@@ -8,7 +8,6 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -24,7 +23,7 @@ from constraints.schema.validation import violations
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import drawn
-from tests.constraints.grammars.rig import accepts, of_schema
+from tests.constraints.grammars.rig import accepts, of_schema, table
 
 # Tokens that end several values at once, or end one and begin another.
 _LONGER = (
@@ -71,8 +70,7 @@ def vocabulary() -> Vocabulary:
 
 def named(file: str) -> dict[str, Any]:
     """The schemas of a file by their names."""
-    lines = Path(__file__).with_name(f"{file}.jsonl").read_text().splitlines()
-    return {each["name"]: each["schema"] for each in map(json.loads, lines)}
+    return {each["name"]: each["schema"] for each in table(f"grammars/{file}")}
 
 
 def language_of(schema: Any, **how: Any) -> WatchedLanguage:

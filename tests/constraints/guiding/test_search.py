@@ -8,7 +8,6 @@ import json
 import random
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ from tests.constraints.cases import (
 )
 from tests.constraints.cases import byte_vocabulary as mixed_vocabulary
 from tests.constraints.corpus.judge import Judge, loads
-from tests.constraints.grammars.rig import of_schema
+from tests.constraints.grammars.rig import of_schema, table
 
 VOCABULARY = demo_vocabulary()
 # A letter of many that ends a loop is not told by masks.
@@ -351,7 +350,7 @@ def number(**bounds: Any) -> dict[str, Any]:
 
 
 # Each has the schema of a property, and more of the whole schema.
-PARTS = list(map(json.loads, Path(__file__).with_name("parts.jsonl").read_text().splitlines()))
+PARTS = table("guiding/parts")
 
 
 def is_instance(schema: Any, text: str) -> bool:

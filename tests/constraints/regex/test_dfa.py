@@ -8,11 +8,11 @@ import pytest
 
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, NotEnforced
-from constraints.regex.dfa import Automaton, matches
+from constraints.regex.dfa import matches
 from constraints.regex.limits import OutOfReach
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import byte_vocabulary
-from tests.constraints.grammars.rig import accepts
+from tests.constraints.grammars.rig import accepts, takes
 
 TEXTS = ["".join(chars) for length in range(5) for chars in product("ab \n", repeat=length)]
 PATTERNS = [
@@ -24,13 +24,6 @@ PATTERNS = [
     *(r"(?=a)(?!ab).*", r"(?s)a(?=b|\n).*", r"(?s)(?:a(?=b)|b(?=a|\Z))*", r"(?:(?=a)a|(?!a)b)*"),
     *(r"(?s)(?=.*\bb\b)(?!.*\n\n).*", r"(?s)(?=.*a)(?=.*b)(?=.* ).*", r"(?s)(?<![ab])[ab](?!b)"),
 ]
-
-
-def takes(automaton: Automaton, text: str) -> bool:
-    state = 0
-    for char in text:
-        state = automaton.steps[state, automaton.partition.label_of(ord(char))]
-    return bool(automaton.accepts[state])
 
 
 def wrong_texts(pattern: str) -> list[str]:

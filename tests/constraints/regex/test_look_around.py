@@ -17,7 +17,7 @@ from constraints.regex.syntax import Pattern
 from constraints.regex.writing import searching, written
 from constraints.spec import Kind
 from tests.constraints.cases import byte_vocabulary
-from tests.constraints.grammars.rig import accepts, accepts_value, of_schema
+from tests.constraints.grammars.rig import accepts, accepts_value, of_schema, takes
 
 TEXTS = ["".join(chars) for size in range(6) for chars in product("ab1", repeat=size)]
 PATTERNS = [
@@ -94,13 +94,6 @@ def an_automaton(draw: random.Random, num_states: int) -> Automaton:
     return Automaton(Partition.of_chars("ab"), np.array(steps, np.int32), np.array(accepts))
 
 
-def is_accepted(automaton: Automaton, text: str) -> bool:
-    state = 0
-    for char in text:
-        state = int(automaton.steps[state, automaton.partition.label_of(ord(char))])
-    return bool(automaton.accepts[state])
-
-
 def has(pattern: Pattern | None, texts: list[str]) -> list[str]:
     if pattern is None:
         return []
@@ -112,7 +105,7 @@ def has(pattern: Pattern | None, texts: list[str]) -> list[str]:
 @pytest.mark.parametrize("seed", range(30))
 def test_the_pattern_has_the_texts_of_the_automaton(seed: int) -> None:
     automaton = an_automaton(random.Random(seed), 1 + seed % 6)
-    expected = [text for text in SHORT_TEXTS if is_accepted(automaton, text)]
+    expected = [text for text in SHORT_TEXTS if takes(automaton, text)]
     assert has(pattern_of(automaton), SHORT_TEXTS) == expected
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
-from constraints.regex.dfa import Automaton, Sources, can_reach, matches
+from constraints.regex.dfa import Sources, can_reach, matches
 from constraints.token_trie import TokenTrie
 from constraints.where.compile import compile_where
 from constraints.where.evaluate import holds
@@ -19,6 +19,7 @@ from constraints.where.machine import Machine, automaton_of, minimised
 from constraints.where.parser import parse
 from constraints.where.terms import Compare, Contains, Expression, Measure, OneOf, Relation
 from tests.constraints.cases import byte_vocabulary
+from tests.constraints.grammars.rig import takes
 from tests.constraints.where.expressions import compiled
 
 Table = list[tuple[int, int]]  # two steps from each state
@@ -160,13 +161,6 @@ ATOMS = (
 ALPHABET = "ab1-.ä\n "
 
 
-def accepts_text(automaton: Automaton, text: str) -> bool:
-    state = 0
-    for char in text:
-        state = int(automaton.steps[state, automaton.partition.label_of(ord(char))])
-    return bool(automaton.accepts[state])
-
-
 @pytest.mark.parametrize("written", ATOMS)
 def test_an_automaton_accepts_what_the_evaluator_does(written: str) -> None:
     atom = parse(written)
@@ -174,7 +168,7 @@ def test_an_automaton_accepts_what_the_evaluator_does(written: str) -> None:
     for length in range(5):
         for chars in itertools.product(ALPHABET, repeat=length):
             text = "".join(chars)
-            assert accepts_text(automaton, text) == holds(atom, text), text
+            assert takes(automaton, text) == holds(atom, text), text
 
 
 @pytest.mark.parametrize("relation", Relation)
@@ -190,7 +184,7 @@ def test_integers_compare_by_their_value(relation: Relation) -> None:
         atom = Compare(Measure.INT, relation, bound)
         automaton = automaton_of(atom)
         for text in (*written, *others):
-            assert accepts_text(automaton, text) == holds(atom, text), (bound, text)
+            assert takes(automaton, text) == holds(atom, text), (bound, text)
 
 
 _ITEMS = ("k", "s", "[a-z]", "[^k]", "[\u0130-\u0131ß]", "[A-Zµ]", r"\w", r"[^\Wk]", ".", r"[\S]")
@@ -202,7 +196,7 @@ def test_flags_say_which_characters_an_item_matches(flags: str) -> None:
     for pattern in (flags + item for item in _ITEMS):
         automaton = matches(pattern)
         for char in (*map(chr, range(0x250)), *_ODD):
-            assert accepts_text(automaton, char) == bool(re.fullmatch(pattern, char)), (
+            assert takes(automaton, char) == bool(re.fullmatch(pattern, char)), (
                 pattern,
                 char,
             )
@@ -215,7 +209,7 @@ def test_flags_hold_where_they_are_said(pattern: str) -> None:
     automaton = matches(pattern)
     for text in map("".join, itertools.product("aAbBcCkK\nKé", repeat=3)):
         for part in (text, text[:2], "FoX", "fox\n"):
-            assert accepts_text(automaton, part) == bool(re.fullmatch(pattern, part)), repr(part)
+            assert takes(automaton, part) == bool(re.fullmatch(pattern, part)), repr(part)
 
 
 def test_whitespace_is_what_splits_words() -> None:
@@ -275,4 +269,4 @@ def test_surrogates_and_overlong_forms_are_no_characters() -> None:
 
 def test_a_phrase_may_be_empty() -> None:
     empty: Expression = Contains("")
-    assert accepts_text(automaton_of(empty), "") == holds(empty, "")
+    assert takes(automaton_of(empty), "") == holds(empty, "")
