@@ -307,7 +307,7 @@ async def _results(
 
 def as_object(result: Result[object]) -> dict[str, object]:
     """A result for programs: JSON's types alone."""
-    fields: dict[str, object] = {
+    return {
         "prompt": result.prompt,
         "messages": plain(result.messages),
         "variables": plain(result.variables),
@@ -319,11 +319,10 @@ def as_object(result: Result[object]) -> dict[str, object]:
             }
             for name, choice in result.distributions.items()
         },
-        "logprob": result.logprob,
+        "logprob": plain(result.logprob),
         "usage": _usage(result.usage),
         "requests": [_row(request) for request in result.requests],
     }
-    return {name: _strict(value) for name, value in fields.items()}
 
 
 def _row(request: Request) -> dict[str, object]:
@@ -345,15 +344,6 @@ def _usage(usage: Usage) -> dict[str, int]:
         "cached_tokens": usage.num_cached_tokens,
         "output_tokens": usage.num_output_tokens,
     }
-
-
-def _strict(value: object) -> object:
-    """JSON knows no infinity, and nothing that is no number."""
-    if isinstance(value, dict):
-        return {name: _strict(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _summary(results: Sequence[Result[object]], duration_s: float) -> str:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from functools import update_wrapper, wraps
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.api import RunOptions, choices_of, execute, wait_for
@@ -193,7 +193,10 @@ class Template(Query[..., Any, Any]):
 
 
 class QueryDecorator:
-    """The decorator that `query(...)` with options returns."""
+    """Decorates a function whose body or docstring is a program: `@query`, `@query(model=...)`.
+
+    Its parameters are the program's variables. Raises BadProgram.
+    """
 
     def __init__(self, choices: RunOptions) -> None:
         self._choices = choices
@@ -212,41 +215,21 @@ class QueryDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
 
-    def __call__(self, function: Callable[..., Any], /) -> Query[..., Any, Any]:
-        return _decorated(function, self._choices, inspect.currentframe())
+    @overload
+    def __call__(self, /, **options: Unpack[RunOptions]) -> "QueryDecorator": ...
+
+    def __call__(self, function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
+        choices = choices_of(options, self._choices)
+        if function is None:
+            return QueryDecorator(choices)
+        decorator = inspect.currentframe()
+        is_async = inspect.iscoroutinefunction(function)
+        kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
+        around = None if decorator is None else decorator.f_back
+        return kind(read_function(function, around=around), choices, function)
 
 
-@overload
-def query(  # type: ignore[overload-overlap]
-    function: Callable[P, Coroutine[Any, Any, None]], /
-) -> AsyncQuery[P, Result[None], None]: ...
-
-
-@overload
-def query(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncQuery[P, R, R]: ...  # type: ignore[overload-overlap]
-
-
-@overload
-def query(function: Callable[P, None], /) -> SyncQuery[P, Result[None], None]: ...
-
-
-@overload
-def query(function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
-
-
-@overload
-def query(**options: Unpack[RunOptions]) -> QueryDecorator: ...
-
-
-def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
-    """Decorates a function whose body or docstring is a program: `@query`, `@query(model=...)`.
-
-    Its parameters are the program's variables. Raises BadProgram.
-    """
-    choices = choices_of(options)
-    if function is None:
-        return QueryDecorator(choices)
-    return _decorated(function, choices, inspect.currentframe())
+query = QueryDecorator(RunOptions())
 
 
 def _signature(
@@ -260,15 +243,6 @@ def _signature(
             return None
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature([inspect.Parameter(name, kind) for name in program.parameters])
-
-
-def _decorated(
-    function: Callable[..., Any], choices: RunOptions, decorator: FrameType | None
-) -> Query[..., Any, Any]:
-    is_async = inspect.iscoroutinefunction(function)
-    kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
-    around = None if decorator is None else decorator.f_back
-    return kind(read_function(function, around=around), choices, function)
 
 
 def F(

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from typing import assert_never
 
 from client.query.conditions.evaluate import (
@@ -408,89 +409,54 @@ class _Folded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparable:
+class _Sum:
+    """`scale * measure of the hole + shift`, in whole numbers; `measure` None: a number alone."""
+
+    measure: where.Measure | None
+    scale: int = 1
+    shift: int = 0
+
+
+class _About(Enum):
     """The property of the hole that is compared."""
 
-    what: "where.Measure | str"
+    HOLE = "hole"
+    FLOAT = "float"
+    TYPE = "type"
+    UNKNOWN = "unknown"
 
 
-_HOLE = _Comparable("hole")
-_DECIMAL = _Comparable("float")
-_TYPE = _Comparable("type")
-_UNKNOWN = _Comparable("unknown")
-_Side = _Constant | _TextParts | _Folded | _Comparable
+_Side = _Constant | _TextParts | _Folded | _Sum | _About
 
 
 def _side(term: Term, current: CurrentHole) -> _Side:
     if current.name not in names_of(term):
         value = operand(term, current.values)
-        return _UNKNOWN if value is Missing.UNKNOWN else _Constant(value)
+        return _About.UNKNOWN if value is Missing.UNKNOWN else _Constant(value)
     match term:
         case Ref():
-            return _HOLE
+            return _About.HOLE
         case Called():
             return _applied(term, _side(term.arguments[0], current), current)
+        case Calculated():
+            left = _as_sum(_side(term.left, current), current)
+            right = _as_sum(_side(term.right, current), current)
+            found = None if left is None or right is None else _joined_sum(left, term.symbol, right)
+            return found or _About.UNKNOWN
         case Opaque():
             fold = fold_of(term, current)
-            return _UNKNOWN if fold is None else _Folded(fold)
-    return _UNKNOWN
+            return _About.UNKNOWN if fold is None else _Folded(fold)
+    return _About.UNKNOWN
 
 
-def fold_of(term: Term, current: CurrentHole) -> str | None:
-    """`lower` for X.lower(), `upper` for X.upper() of a text hole; None for other terms."""
-    is_text = current.kind.schema is None and current.kind.python is str
-    if not is_text or not isinstance(term, Opaque):
-        return None
-    return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
-
-
-def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
-    name = operator_of(term)
-    if isinstance(about, _TextParts) and name == "len":
-        return _Comparable(PIECES[about.operator])
-    if about != _HOLE:
-        return _UNKNOWN
-    if name == "type":
-        return _TYPE
-    if name not in ("len", "int", "float", *PIECES):
-        return _UNKNOWN
-    if name == "len" and current.kind.has_length:
-        return _UNKNOWN  # the length of the value, not of its text
-    if name != "tokens":
-        require_text(name, current.kind, term.place)
-    match name:
-        case "len":
-            return _Comparable(where.Measure.CHARS)
-        case "int":
-            return _Comparable(where.Measure.INT)
-        case "float":
-            return _DECIMAL
-    return _TextParts(name, written(term))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """`scale * measure of the hole + shift`, in whole numbers; `measure` None: a number alone."""
-
-    measure: where.Measure | None
-    scale: int
-    shift: int
-
-
-def _sum_of(term: Term, current: CurrentHole) -> _Sum | None:
-    """A side of a comparison as a sum; None: it is none, or has a future hole."""
-    if current.name not in names_of(term):
-        number = bare(operand(term, current.values))
-        return _Sum(None, 0, number) if isinstance(number, int) else None
-    if isinstance(term, Calculated):
-        left = _sum_of(term.left, current)
-        right = _sum_of(term.right, current)
-        return None if left is None or right is None else _joined_sum(left, term.symbol, right)
-    match _side(term, current):
-        case _Comparable(where.Measure() as measure):
-            return _Sum(measure, 1, 0)
-        case _Comparable("hole") if current.kind.name == INT.name:
-            return _Sum(where.Measure.INT, 1, 0)
+def _as_sum(side: _Side, current: CurrentHole) -> _Sum | None:
+    match side:
+        case _Sum():
+            return side
+        case _Constant(value) if isinstance(number := bare(value), int):
+            return _Sum(None, 0, number)
+        case _About.HOLE if current.kind.name == INT.name:
+            return _Sum(where.Measure.INT)
     return None
 
 
@@ -507,29 +473,40 @@ def _joined_sum(left: _Sum, symbol: str, right: _Sum) -> _Sum | None:
     return _Sum(left.measure or right.measure, scale, left.shift + sign * right.shift)
 
 
-def _sums_compared(term: Compared, current: CurrentHole) -> Bounds:
-    """The bounds from `2 * len(X) + 1 < n`; open for anything but whole numbers of one measure."""
-    left = _sum_of(term.left, current)
-    right = _sum_of(term.right, current)
-    if left is None or right is None or term.relation not in FLIPPED:
-        return OPEN
-    found = _joined_sum(left, "-", right)
-    if found is None or found.measure is None or found.scale == 0:
-        return OPEN
-    relation = term.relation if found.scale > 0 else FLIPPED[term.relation]
-    bound, rest = divmod(-found.shift, found.scale)
-    if rest and abs(bound) > MAX_BOUND:
-        return OPEN
-    # Between two whole numbers any bound says the same.
-    number = Decimal(bound) + Decimal("0.5") if rest else bound
-    return exactly(measured(found.measure, relation, number, term.place))
+def fold_of(term: Term, current: CurrentHole) -> str | None:
+    """`lower` for X.lower(), `upper` for X.upper() of a text hole; None for other terms."""
+    is_text = current.kind.schema is None and current.kind.python is str
+    if not is_text or not isinstance(term, Opaque):
+        return None
+    return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
+
+
+def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
+    name = operator_of(term)
+    if isinstance(about, _TextParts) and name == "len":
+        return _Sum(PIECES[about.operator])
+    if about is not _About.HOLE:
+        return _About.UNKNOWN
+    if name == "type":
+        return _About.TYPE
+    if name not in ("len", "int", "float", *PIECES):
+        return _About.UNKNOWN
+    if name == "len" and current.kind.has_length:
+        return _About.UNKNOWN  # the length of the value, not of its text
+    if name != "tokens":
+        require_text(name, current.kind, term.place)
+    match name:
+        case "len":
+            return _Sum(where.Measure.CHARS)
+        case "int":
+            return _Sum(where.Measure.INT)
+        case "float":
+            return _About.FLOAT
+    return _TextParts(name, written(term))
 
 
 def _compared(term: Compared, current: CurrentHole) -> Bounds:
     """The bounds from a comparison. Raises BadCondition."""
-    are_sums = any(isinstance(side, Calculated) for side in (term.left, term.right))
-    if are_sums and current.name in names_of(term):
-        return _sums_compared(term, current)
     left = _side(term.left, current)
     right = _side(term.right, current)
     _refuse_uncounted(left, term.place)
@@ -552,7 +529,7 @@ def _listed(side: _Side, place: Place) -> _Side:
         case _Constant(TextParts() as parts):
             return _Constant(parts.listed(place))
         case _TextParts(operator=operator) if operator != "tokens":
-            return _UNKNOWN
+            return _About.UNKNOWN
     return side
 
 
@@ -569,7 +546,7 @@ def _related(left: _Side, right: _Side, term: Compared, current: CurrentHole) ->
     if relation not in ("in", "not in"):
         return OPEN
     match right, bare(left.value):
-        case _Comparable("hole"), _:
+        case _About.HOLE, _:
             found = exactly(contained(current.kind, left.value, term.place))
         case _Folded(fold), str() as text:
             found = _of_case(folded(fold, (text,), before=True, behind=True))
@@ -583,17 +560,34 @@ def _against(
 ) -> Bounds:
     """A comparison with the unknown on the left and a constant on the right."""
     match side:
-        case _Comparable(where.Measure() as measure):
-            return exactly(measured(measure, relation, constant, place))
+        case _Sum():
+            return _sum_against(side, relation, constant, place)
         case _Folded(fold):
             return _folded_comparison(fold, relation, bare(constant), place)
-        case _Comparable("float"):
+        case _About.FLOAT:
             return exactly(measured(None, relation, constant, place))
-        case _Comparable("type"):
+        case _About.TYPE:
             return exactly(_typed(relation, constant, place, current.kind))
-        case _Comparable("hole"):
+        case _About.HOLE:
             return _hole_against(relation, constant, place, current.kind)
     return OPEN
+
+
+def _sum_against(side: _Sum, relation: str, constant: object, place: Place) -> Bounds:
+    if side.measure is not None and (side.scale, side.shift) == (1, 0):
+        return exactly(measured(side.measure, relation, constant, place))
+    number = bare(constant)
+    if not isinstance(number, int) or relation not in FLIPPED:
+        return OPEN
+    if side.measure is None or side.scale == 0:
+        return OPEN
+    bound, rest = divmod(number - side.shift, side.scale)
+    if rest and abs(bound) > MAX_BOUND:
+        return OPEN
+    # Between two whole numbers any bound says the same.
+    between = Decimal(bound) + Decimal("0.5") if rest else bound
+    relation = relation if side.scale > 0 else FLIPPED[relation]
+    return exactly(measured(side.measure, relation, between, place))
 
 
 def _folded_comparison(fold: str, relation: str, constant: object, place: Place) -> Bounds:

@@ -316,25 +316,16 @@ def parameters_of(
 ) -> ast.arguments:
     """A signature's parameters and the `given` names, with placeholders for defaults, which are set
     later."""
-    made = arguments_of(())
-    if first is not None:
-        made.posonlyargs.append(ast.arg(first))
-    for parameter in signature.parameters.values():
-        argument = ast.arg(parameter.name)
-        has_default = parameter.default is not inspect.Parameter.empty
-        match parameter.kind:
-            case inspect.Parameter.POSITIONAL_ONLY:
-                made.posonlyargs.append(argument)
-            case inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                made.args.append(argument)
-            case inspect.Parameter.VAR_POSITIONAL:
-                made.vararg = argument
-            case inspect.Parameter.VAR_KEYWORD:
-                made.kwarg = argument
-            case inspect.Parameter.KEYWORD_ONLY:
-                made.kwonlyargs.append(argument)
-                made.kw_defaults.append(ast.Constant(None) if has_default else None)
-    for name in sorted(given):
-        made.kwonlyargs.append(ast.arg(name))
-        made.kw_defaults.append(ast.Constant(None))
-    return made
+    kind = inspect.Parameter
+    own = [
+        each.replace(
+            annotation=each.empty, default=each.empty if each.default is each.empty else None
+        )
+        for each in signature.parameters.values()
+    ]
+    context = [] if first is None else [kind(first, kind.POSITIONAL_ONLY)]
+    kept = [kind(name, kind.KEYWORD_ONLY, default=None) for name in sorted(given)]
+    shown = inspect.Signature(sorted([*context, *own, *kept], key=lambda each: each.kind))
+    function = ast.parse(f"def f{shown}: pass").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return function.args

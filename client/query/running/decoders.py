@@ -12,8 +12,7 @@ Raises ValueError with the option, its value and the rule.
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, Unpack
 
 from client.calls import MAX_PENALTY
@@ -21,6 +20,7 @@ from client.query import errors
 from client.query.conditions.planner import StopMode
 from client.query.errors import BadProgram, Source
 from client.query.program import DecoderClause
+from client.query.reading.clauses import DECODERS
 from client.query.running.backtracking import IndependentTraces
 from client.query.running.beams import Beam
 from client.query.running.decoding import Options
@@ -65,69 +65,48 @@ _NEEDLESS = ("chunksize", "step_budget", "verbose", "openai_nonstop", "chunk_tim
 _UNSERVED = ("no_repeat_ngram_size",)
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderKind:
-    """A kind of decoder.
-
-    count:       its option for the number of traces, which may be positional
-    temperature: the default for sampling; None: it does not sample, and has no such option
-    own:         options that no other kind has
-    searches:    it searches over tokens, so masks must end holes at stop phrases
-    """
-
-    make: Callable[[int, Options, Mapping[str, Any]], Decoder]
-    count: str = "n"
-    num_traces: int = 1
-    temperature: float | None = None
-    own: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
-    searches: bool = False
-
-
-def _independent_traces(num_traces: int, options: Options, _: Mapping[str, Any]) -> Decoder:
-    return IndependentTraces(num_traces, options.tries)
-
-
-def _beam(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
-    return Beam(num_traces, max_len=options.max_len, **own)
-
-
-_EXACT: Rule = ('"exact": it searches among what masks allow', lambda value: value == "exact")
-KINDS: Mapping[str, DecoderKind] = {
-    "argmax": DecoderKind(_independent_traces),
-    "sample": DecoderKind(_independent_traces, temperature=1.0),
-    "beam": DecoderKind(
-        _beam,
-        num_traces=4,
-        own={
-            "length_penalty": _rule(NumberRule(-MAX_PENALTY, MAX_PENALTY)),
-            "early_stopping": (
-                'True, False or "never"',
-                lambda value: isinstance(value, bool) or value == "never",
-            ),
-        },
-        searches=True,
+_BEAM: Mapping[str, Rule] = {
+    "length_penalty": _rule(NumberRule(-MAX_PENALTY, MAX_PENALTY)),
+    "early_stopping": (
+        'True, False or "never"',
+        lambda value: isinstance(value, bool) or value == "never",
     ),
 }
+# A search over tokens ends holes at stop phrases by masks.
+_EXACT: Rule = ('"exact": it searches among what masks allow', lambda value: value == "exact")
 
 
 def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, object]) -> Decoding:
     """The decoder of this name. Raises ValueError with the option, its value and the rule."""
-    kind = KINDS.get(name)
-    if kind is None:
+    if name not in DECODERS:
         advice = "; use `beam` for the most probable traces" if name == "best_k" else ""
-        raise ValueError(f"there is no decoder `{name}`; there are {', '.join(KINDS)}{advice}")
-    named = {**given}
-    if len(arguments) > 1 or (arguments and kind.count in named):
-        raise ValueError(f"`{name}` takes one unnamed argument: {kind.count}")
-    if arguments:
-        named[kind.count] = arguments[0]
-    num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _COUNT)
-    assert isinstance(num_traces, int)
-    own = {key: _kept(key, named.pop(key), rule) for key, rule in kind.own.items() if key in named}
-    if kind.searches:
-        named["stops"] = _kept("stops", named.get("stops", StopMode.EXACT.value), _EXACT)
-    options = _options(name, kind, named)
-    return Decoding(name, kind.make(num_traces, options, own), options)
+        raise ValueError(f"there is no decoder `{name}`; there are {', '.join(DECODERS)}{advice}")
+    if len(arguments) > 1 or (arguments and "n" in given):
+        raise ValueError(f"`{name}` takes one unnamed argument: n")
+    is_beam = name == "beam"
+    rules = {**_SAMPLING, **_OPTIONS, "n": _COUNT}
+    if is_beam:
+        rules = {**rules, **_BEAM, "stops": _EXACT}
+    kept: dict[str, Any] = {"n": 4 if is_beam else 1, "stops": "exact" if is_beam else "cut"}
+    for option, value in [*given.items(), *(("n", argument) for argument in arguments)]:
+        if option in _NEEDLESS:
+            continue
+        if option in _UNSERVED:
+            warnings.warn(f"`{option}` is not served and ignored", OptionIgnored, stacklevel=2)
+        elif option == "temperature" and name != "sample" and value:
+            raise ValueError(f"`{name}` does not draw, so it has no temperature. Given: {value!r}")
+        elif option in rules:
+            kept[option] = _kept(option, value, rules[option])
+        else:
+            raise ValueError(f"`{name}` has no option `{option}`{errors.meant(option, rules)}")
+    num_traces = kept.pop("n")
+    own = {option: kept.pop(option) for option in _BEAM if option in kept}
+    sampling = {option: kept.pop(option) for option in _SAMPLING if option in kept}
+    sampling.setdefault("temperature", 1.0 if name == "sample" else 0.0)
+    options = Options(sampling=Sampling(**sampling), **kept)
+    if is_beam:
+        return Decoding(name, Beam(num_traces, max_len=options.max_len, **own), options)
+    return Decoding(name, IndependentTraces(num_traces, options.tries), options)
 
 
 def clause_decoding(clause: DecoderClause, source: Source) -> Decoding:
@@ -136,27 +115,6 @@ def clause_decoding(clause: DecoderClause, source: Source) -> Decoding:
         return decoding(clause.name, clause.arguments, clause.options)
     except ValueError as error:
         raise BadProgram(str(error), clause.place, source) from error
-
-
-def _options(name: str, kind: DecoderKind, named: Mapping[str, object]) -> Options:
-    sampling: dict[str, object] = {"temperature": kind.temperature or 0.0}
-    others: dict[str, object] = {}
-    for option, value in named.items():
-        if option in _NEEDLESS:
-            continue
-        if option in _UNSERVED:
-            warnings.warn(f"`{option}` is not served and ignored", OptionIgnored, stacklevel=3)
-        elif option == "temperature" and kind.temperature is None and value:
-            raise ValueError(f"`{name}` does not draw, so it has no temperature. Given: {value!r}")
-        elif option in _SAMPLING:
-            sampling[option] = _kept(option, value, _SAMPLING[option])
-        elif option in _OPTIONS:
-            others[option] = _kept(option, value, _OPTIONS[option])
-        else:
-            known = [*_SAMPLING, *_OPTIONS, kind.count, *kind.own]
-            raise ValueError(f"`{name}` has no option `{option}`{errors.meant(option, known)}")
-    # Every value has been checked by the rule of its field.
-    return Options(sampling=Sampling(**sampling), **others)  # type: ignore[arg-type]
 
 
 def _kept(option: str, value: object, rule: Rule) -> object:

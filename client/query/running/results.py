@@ -4,6 +4,7 @@ Both have a form in JSON, for files and for `launcher query --json`.
 """
 
 import json
+import math
 import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -99,14 +100,19 @@ _ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
 
 def plain(value: object) -> object:
-    """The value as dicts, lists, strings and numbers; other objects as their `str`."""
+    """The value as dicts, lists, strings and numbers; other objects as their `str`.
+
+    None for an infinity and for what is no number, which JSON does not have.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return fields_of(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, str | int | float | bool):
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
         return value
     return str(value)
 
