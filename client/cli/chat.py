@@ -36,7 +36,7 @@ from client.calls import Answer, Constraint, GenerateCall, Message, Prompt, Serv
 from client.cli.terminal import ExitCode, Screen, notice_text, unseen_keys
 from client.errors import BadInput, TandemError
 from client.images import image_url
-from client.lmtp.frames import Greeting, content_of
+from client.lmtp.frames import Greeting, turn_fields
 from client.lmtp.model import LmtpModel
 from client.sampling import SAMPLING_RULES, Sampling
 
@@ -232,7 +232,7 @@ class Conversation:
     def write(self, path: Path) -> None:
         """Keeps it in a file. Raises BadInput."""
         system = (Message("system", self.system),) if self.system else ()
-        turns = [_kept(turn) for turn in (*system, *self.turns)]
+        turns = [turn_fields(turn) for turn in (*system, *self.turns)]
         try:
             path.write_text(json.dumps({"messages": turns}, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -281,11 +281,6 @@ def _read_content(content: object, place: str) -> tuple[str, tuple[str, ...]]:
                 rule = "must have a `content`, a string or parts that are texts and images"
                 raise BadInput(f"{place} {rule}")
     return text, tuple(images)
-
-
-def _kept(turn: Message) -> dict[str, object]:
-    kept: dict[str, object] = {"role": turn.role, "content": content_of(turn)}
-    return kept | ({"reasoning_content": turn.thought} if turn.thought else {})
 
 
 def read_json(path: Path) -> object:

@@ -127,17 +127,18 @@ def _prompt_fields(prompt: Prompt) -> dict[str, object]:
         return {"text": prompt}
     turns = [part for part in prompt if isinstance(part, Message)]
     if turns:
-        return {"messages": [_turn_fields(turn) for turn in turns]}
+        return {"messages": [turn_fields(turn) for turn in turns]}
     return {"prompt": list(prompt)}
 
 
-def _turn_fields(turn: Message) -> dict[str, object]:
-    fields: dict[str, object] = {"role": turn.role, "content": content_of(turn)}
+def turn_fields(turn: Message) -> dict[str, object]:
+    """As OpenAI's clients send it."""
+    fields: dict[str, object] = {"role": turn.role, "content": _content_of(turn)}
     return fields | ({"reasoning_content": turn.thought} if turn.thought else {})
 
 
-def content_of(turn: Message) -> str | list[dict[str, object]]:
-    """As OpenAI's clients send it: a text, or parts where there are images."""
+def _content_of(turn: Message) -> str | list[dict[str, object]]:
+    """A text, or parts where there are images."""
     if not turn.images:
         return turn.content
     parts: list[dict[str, object]] = [

@@ -16,8 +16,7 @@ Checks are evaluated on all possible texts of the hole before the request, if th
 numbers between two bounds count as such texts, too. Then no check can fail afterwards.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
@@ -37,8 +36,8 @@ from client.query.conditions.bounds import (
 from client.query.conditions.evaluate import Values, evaluate
 from client.query.conditions.kinds import FLOAT, INT, HoleKind, hole_type
 from client.query.conditions.patterns import numerals_among
-from client.query.conditions.terms import Opaque, Term, Value, rename_subject, written
-from client.query.errors import BadCondition, Place, ProgramFailed, Unsatisfiable
+from client.query.conditions.terms import Term, Value, rename_subject, written
+from client.query.errors import BadCondition, ProgramFailed, Unsatisfiable
 from constraints.where import terms as where
 from constraints.where.evaluate import holds
 from constraints.where.normal_form import contradiction, is_plainly_empty, top_parts
@@ -108,7 +107,7 @@ def hole_request(
     bounds = [bound for part in parts if (bound := _most_tokens(part)) is not None]
     num_tokens = max(1, min(bounds)) if bounds else None
     if kind.schema is not None:
-        return _json(name, kind, parts, num_tokens, refused)
+        return _json(name, kind, parts, num_tokens)
     if not refused and stops is StopMode.CUT and _only_truncates(parts):
         dropped = _phrases(parts, StopsBefore)
         return HolePlan(
@@ -220,9 +219,7 @@ def _constraint(parts: Parts) -> Constraint | None:
 # JSON
 
 
-def _json(
-    name: str, kind: HoleKind, parts: Parts, max_tokens: int | None, refused: tuple[str, ...]
-) -> HolePlan:
+def _json(name: str, kind: HoleKind, parts: Parts, max_tokens: int | None) -> HolePlan:
     for part in parts:
         if not _is_upper(part):
             raise BadCondition(
@@ -234,26 +231,7 @@ def _json(
         value=kind.value,
         constraint=Constraint("json", dict(kind.schema or {})),
         max_tokens=max_tokens,
-        checks=_refusing(name, list(_values(kind, refused))),
     )
-
-
-def _values(kind: HoleKind, texts: tuple[str, ...]) -> Iterator[object]:
-    """The values of the texts. Invalid texts fail again when they are read."""
-    for each in texts:
-        # The type's own code may raise anything; it is reported when a text is read.
-        with suppress(Exception):
-            yield kind.value(each)
-
-
-def _refusing(name: str, values: list[object]) -> tuple[Check, ...]:
-    """A check that excludes values, which a schema cannot express."""
-    if not values:
-        return ()
-    nowhere = Place(1, 1, 1, 1)
-    said = f"{name} not in {values!r}"
-    opaque = Opaque((name,), lambda value: value not in values, nowhere, said)
-    return (Check(opaque, frozenset((name,)), said),)
 
 
 # Checks are enumerated on at most so many texts, since the program's functions may be slow.
@@ -343,7 +321,7 @@ def plan(
     made = hole_request(name, current.kind, parts, stops, refused)
     return replace(
         made,
-        checks=(*checks, *made.checks),
+        checks=checks,
         deferred=tuple(check for check in inexactly if not check.names <= known),
     )
 

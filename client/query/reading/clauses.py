@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any
 
 from client.query.errors import BadProgram
 from client.query.reading.text import (
@@ -179,9 +180,7 @@ class _Splitter:
         self._beside: Block | None = None
         self._block: Block | None = None
         self._prompts: list[PromptText] = []
-        self._model: SourceSpan | None = None
-        self._where: SourceSpan | None = None
-        self._distribution: Distribution | None = None
+        self._clauses: dict[str, Any] = {}
         # Whether a clause has ended the body: no statement may follow.
         self._is_closed = False
 
@@ -194,19 +193,17 @@ class _Splitter:
             decoder=self._decoder,
             blocks=tuple(block for block in (self._beside, self._block) if block is not None),
             prompts=tuple(self._prompts),
-            model=self._model,
-            where=self._where,
-            distribution=self._distribution,
+            **self._clauses,
         )
 
     def _step(self, index: int) -> int:
         token = self._tokens[index]
         if token.is_name("from") and not is_import(self._tokens, index):
-            return self._read_model(index)
+            return self._read_clause(index, "model", "a model")
         if begins_where(self._tokens, index):
-            return self._read_where(index)
+            return self._read_clause(index, "where", "a condition")
         if begins_distribution(self._tokens, index):
-            return self._read_distribution(index)
+            return self._read_clause(index, "distribution", "a hole and its values")
         if self._begins_decoder(index):
             return self._read_decoder(index)
         return self._read_line(index)
@@ -322,22 +319,16 @@ class _Splitter:
         self._decoder = DecoderText(token.text.lower(), SourceSpan(token.start, end), arguments)
         return behind
 
-    def _read_model(self, index: int) -> int:
-        self._begin_clause(index, self._model)
+    def _read_clause(self, index: int, name: str, what: str) -> int:
+        """Read `from`, `where` or `distribute` of the program; `name`: its field of Layout."""
+        self._begin_clause(index, self._clauses.get(name))
         behind = self._clause_end(index + 1)
-        self._model = self._filled(index, behind, "a model")
-        return behind
-
-    def _read_where(self, index: int) -> int:
-        self._begin_clause(index, self._where)
-        behind = self._clause_end(index + 1)
-        self._where = self._filled(index, behind, "a condition")
-        return behind
-
-    def _read_distribution(self, index: int) -> int:
-        self._begin_clause(index, self._distribution)
-        behind = self._clause_end(index + 1)
-        self._distribution = self._made_distribution(index, behind)
+        is_distribution = name == "distribution"
+        self._clauses[name] = (
+            self._made_distribution(index, behind)
+            if is_distribution
+            else self._filled(index, behind, what)
+        )
         return behind
 
     def _begin_clause(self, index: int, known: object) -> None:

@@ -107,7 +107,7 @@ from client.query.reading.prompts import (
     prompt_of,
     template_parts,
 )
-from client.query.reading.text import Fragment, SourceSpan, Text
+from client.query.reading.text import Fragment, SourceSpan, Text, blank
 
 # A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
@@ -265,8 +265,7 @@ def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
 def _placeholder(prompt: str) -> str:
     if "\n" not in prompt:
         return "0".ljust(len(prompt))
-    blank = "".join(char if char == "\n" else " " for char in prompt)
-    return f"(0{blank[2:-1]})"
+    return f"(0{blank(prompt)[2:-1]})"
 
 
 class PlacedPrompts(ast.NodeTransformer):

@@ -98,14 +98,8 @@ def normalized(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def blanked(text: str, keep: SourceSpan) -> str:
-    """The text with blanks outside of a span; line ends and places stay."""
-    before = text[: keep.start]
-    after = text[keep.end :]
-    return _blank(before) + text[keep.start : keep.end] + _blank(after)
-
-
-def _blank(text: str) -> str:
+def blank(text: str) -> str:
+    """Blanks in place of all but line ends."""
     return "".join(char if char == "\n" else " " for char in text)
 
 
@@ -216,7 +210,9 @@ def _joined(text: Text, region: SourceSpan) -> Iterator[tuple[int, str, int, int
 
 
 def _raw(text: Text, region: SourceSpan) -> Iterator[tuple[int, str, int, int]]:
-    wrapped = f"(\n{blanked(text.text, region)}\n)"
+    before = blank(text.text[: region.start])
+    after = blank(text.text[region.end :])
+    wrapped = f"(\n{before}{text.text[region.start : region.end]}{after}\n)"
     last = 2 + text.line_of(len(text.text))
     try:
         for token in tokenize.generate_tokens(io.StringIO(wrapped).readline):

@@ -303,12 +303,9 @@ def other_prompt(hole: Hole, source: Source) -> BadProgram:
 
 def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
     """The plan of the hole's request. Raises Unsatisfiable, BadCondition."""
-    terms = _terms(reached)
     try:
-        if reached.hole.support is not None:
-            return _plan_of_choice(reached, terms)
-        return plan(
-            terms,
+        made = plan(
+            _terms(reached),
             reached.hole.name,
             reached.hole.kind,
             reached.values,
@@ -316,23 +313,12 @@ def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) ->
             refused,
             is_decorated=bool(reached.hole.decorators),
         )
+        # The values of a distribution are judged one by one, without a mask.
+        is_choice = reached.hole.support is not None
+        return HolePlan(deferred=made.deferred, value=made.value) if is_choice else made
     except QueryError as error:
         locate(error, reached.hole.place, reached.source)
         raise
-
-
-def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
-    """The plan for a distribution: no mask, only the conversion of values."""
-    hole = reached.hole
-    known = {reached.hole.name, *reached.values}
-    read = plan((), hole.name, hole.kind, reached.values, StopMode.CUT)
-    about = ((term, names_of(term)) for term in terms)
-    return HolePlan(
-        deferred=tuple(
-            Check(term, names, written(term)) for term, names in about if not names <= known
-        ),
-        value=read.value,
-    )
 
 
 def _terms(reached: HoleReached) -> tuple[Term, ...]:
