@@ -73,7 +73,7 @@ SHARE_PACKAGES = $(BIN)/python -c '$(PURELIB)'
 
 # Kernels for GPUs, in Triton's interpreter. torch for CPUs brings no Triton, and where there is one
 # every shard takes half a second longer to start: so it has an environment of its own.
-$(KERNELS_VENV)/.installed: tests/kernels/requirements.txt | $(STAMP)
+$(KERNELS_VENV)/.installed: tests/kernels/requirements.txt | $(BIN)/python
 	@echo "Installing Triton into $(KERNELS_VENV) ..."
 	@$(BIN)/python -m venv --clear $(KERNELS_VENV)
 	@$(SHARE_PACKAGES) > "$$($(KERNELS_VENV)/bin/python -c '$(PURELIB)')/tandem.pth"
@@ -109,10 +109,12 @@ CONFORMANCE_AT_NIGHT := evals
 CONFORMANCE_VENVS := .venv-conformance
 CONFORMANCE_STAMPS := $(CONFORMANCE:%=$(CONFORMANCE_VENVS)/%/.installed)
 
-$(CONFORMANCE_VENVS)/%/.installed: tests/conformance/%/requirements.txt | $(STAMP)
+# The evals need torch and transformers; those of Tandem's environment will do.
+$(CONFORMANCE_VENVS)/evals/.installed: | $(STAMP)
+
+$(CONFORMANCE_VENVS)/%/.installed: tests/conformance/%/requirements.txt | $(BIN)/python
 	@echo "Installing the clients of tests/conformance/$* into $(CONFORMANCE_VENVS)/$* ..."
 	@$(BIN)/python -m venv --clear $(CONFORMANCE_VENVS)/$*
-	@# The evals need torch and transformers; those of Tandem's environment will do.
 	@if [ $* = evals ]; then $(SHARE_PACKAGES) \
 	  > "$$($(CONFORMANCE_VENVS)/$*/bin/python -c '$(PURELIB)')/tandem.pth"; fi
 	@$(CONFORMANCE_VENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
@@ -123,7 +125,7 @@ CONFORMANCE_RUNS := $(CONFORMANCE:%=conformance-%)
 CONFORMANCE_NIGHT_RUNS := $(CONFORMANCE_AT_NIGHT:%=conformance-%)
 .PHONY: $(CONFORMANCE_RUNS) $(CONFORMANCE_NIGHT_RUNS)
 
-conformance-install: install  ## Install the clients of others into .venv-conformance.
+conformance-install:  ## Install the clients of others into .venv-conformance.
 	+@$(TWO_AT_A_TIME) $(CONFORMANCE_STAMPS)
 
 conformance: install  ## Let the clients of others say whether Tandem is right.
@@ -218,7 +220,7 @@ real-templates: install  ## Read and prove chat templates of public models.
 	  xinference==4.1.0 || echo "Without the templates of xinference"
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(REAL_TEMPLATES) \
 	  --no-binary llama-cpp-python llama-cpp-python==0.3.36 || echo "Without the templates of llama-cpp-python"
-	@$(PYTEST) tests/router/text/test_real_templates.py
+	@$(PYTEST) -n 0 tests/router/text/test_real_templates.py
 
 # What an installation consists of: every package with its version and the digests of its files.
 LOCK_VENV := .venv-lock
