@@ -16,7 +16,8 @@ from constraints import engine
 from constraints.compiler import Compiler
 from constraints.engine import HEADER, GrammarLanguage, GrammarMatcher, Limits, error_of
 from constraints.errors import Contradiction, EngineFailed, IllegalToken, Malformed, TooComplex
-from constraints.spec import Kind
+from constraints.matcher import Matcher
+from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import (
     ROOT,
@@ -25,7 +26,7 @@ from tests.constraints.cases import (
     wide_schema,
     wide_text,
 )
-from tests.constraints.grammars.rig import accepts, compiled, legal
+from tests.constraints.grammars.rig import accepts, compiled, compiler, legal
 
 DEMO = ROOT / "models" / "demo" / "tokenizer.json"
 
@@ -93,8 +94,18 @@ def test_columns_beyond_the_tokenizer_are_never_allowed() -> None:
     assert max(bits(matcher, vocabulary.num_words)) < 4096
 
 
-def test_an_illegal_token_changes_nothing() -> None:
-    matcher = compiled(Kind.REGEX, "ax").matcher()
+def matcher_of(kind: Kind, pattern: str) -> Matcher:
+    """Of the engine for grammars, or of our own for conditions."""
+    text = pattern if kind is Kind.REGEX else f"regex(X, {pattern!r})"
+    return compiler().compile(ConstraintSpec(kind, text)).matcher()
+
+
+EACH_ENGINE = pytest.mark.parametrize("kind", [Kind.REGEX, Kind.WHERE])
+
+
+@EACH_ENGINE
+def test_an_illegal_token_changes_nothing(kind: Kind) -> None:
+    matcher = matcher_of(kind, "ax")
     for token in (ord("x"), 256, 9999, -1):
         with pytest.raises(IllegalToken):
             matcher.advance(token)
@@ -113,8 +124,9 @@ def test_nothing_follows_an_end_token() -> None:
         matcher.advance(ord("a"))
 
 
-def test_tokens_are_counted_up_to_the_first_that_is_illegal() -> None:
-    matcher = compiled(Kind.REGEX, "axc").matcher()
+@EACH_ENGINE
+def test_tokens_are_counted_up_to_the_first_that_is_illegal(kind: Kind) -> None:
+    matcher = matcher_of(kind, "axc")
     a, b, c = b"axc"
     assert matcher.num_legal([]) == 0
     assert matcher.num_legal([a, b, c, 256]) == 4
@@ -130,23 +142,26 @@ def test_tokens_are_counted_up_to_the_first_that_is_illegal() -> None:
     assert matcher.num_legal([a]) == 0
 
 
-def test_forced_bytes_go_up_to_the_first_choice() -> None:
-    matcher = compiled(Kind.REGEX, "abc(d|e)").matcher()
+@EACH_ENGINE
+def test_forced_bytes_go_up_to_the_first_choice(kind: Kind) -> None:
+    matcher = matcher_of(kind, "abc(d|e)")
     assert matcher.deterministic_suffix() == b"abc"
     for token in b"abc":
         matcher.advance(token)
     assert matcher.deterministic_suffix() == b""
 
 
-def test_nothing_is_forced_where_the_text_may_end() -> None:
-    matcher = compiled(Kind.REGEX, "a(bc)?").matcher()
+@EACH_ENGINE
+def test_nothing_is_forced_where_the_text_may_end(kind: Kind) -> None:
+    matcher = matcher_of(kind, "a(bc)?")
     matcher.advance(ord("a"))
     assert matcher.is_complete
     assert matcher.deterministic_suffix() == b""
 
 
-def test_a_fork_goes_its_own_way() -> None:
-    matcher = compiled(Kind.REGEX, "a(b|c)").matcher()
+@EACH_ENGINE
+def test_a_fork_goes_its_own_way(kind: Kind) -> None:
+    matcher = matcher_of(kind, "a(b|c)")
     matcher.advance(ord("a"))
     fork = matcher.fork()
     fork.advance(ord("b"))

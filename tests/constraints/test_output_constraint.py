@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from constraints.compiler import Compiler
 from constraints.engine import GrammarMatcher
 from constraints.errors import Contradiction, DoesNotFit, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
@@ -36,8 +35,6 @@ from tests.constraints.cases import (
     record,
     text_of,
     vocabulary_of,
-    wide_schema,
-    wide_text,
 )
 from tests.router.http.calls import HERMES
 
@@ -177,17 +174,6 @@ def test_a_budget_that_the_witness_fills_leaves_the_tokens_that_are_known_to_fit
     output_state.advance(ord("a"))
     output_state.advance(ord("c"))
     assert legal_ids(output_state, vocabulary) == [ord("d")]
-
-
-def test_a_long_output_of_a_wide_schema_is_replayed() -> None:
-    vocabulary = demo_vocabulary()
-    written = tuple(vocabulary.spell(wide_text().encode()))
-    language = Compiler(vocabulary).compile(wide_schema())
-    beside = OutputConstraintState(language, vocabulary, Budget(10_000))
-    again = OutputConstraintState(language, vocabulary, Budget(10_000, may_truncate=True))
-    again.replay(written)
-    assert again.is_satisfied
-    assert legal_ids(beside, vocabulary)
 
 
 @pytest.mark.parametrize("name", FEW)

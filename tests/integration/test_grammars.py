@@ -43,20 +43,6 @@ def test_answers_are_of_the_grammar(server: RunningServer, seed: int) -> None:
     assert answer["choices"][0]["constraint_satisfied"] is True
 
 
-def test_answers_match_patterns_that_look_around(server: RunningServer) -> None:
-    pattern = r"(?=.*\d)(?!.*\ba)[a-z0-9 ]{5,20}"
-    for seed in range(6):
-        parameters = {
-            "grammar": {"type": "regex", "value": pattern},
-            "max_new_tokens": 12,
-            "do_sample": True,
-            "temperature": 1.5,
-            "seed": seed,
-        }
-        answer = posted(server, "/generate", {"inputs": "Say", "parameters": parameters}).json()
-        assert re.fullmatch(pattern, answer["generated_text"])
-
-
 def test_a_grammar_is_judged_and_refused_with_its_place(server: RunningServer) -> None:
     body: dict[str, Any] = {
         "grammar": {"type": "gbnf", "value": LISTS},
@@ -102,28 +88,6 @@ def test_a_text_that_may_be_cut_is_cut_within_what_is_forced(server: RunningServ
     assert told["generated_text"] == "aaaaa"
     assert told["details"]["finish_reason"] == "length"
     assert told["details"]["constraint_satisfied"] is False
-
-
-def test_a_way_that_a_greedy_terminal_never_ends_is_not_taken(server: RunningServer) -> None:
-    told = posted(server, "/tokenize", {"inputs": "x"}).json()
-    body = {
-        "prompt": "Say",
-        "max_tokens": 20,
-        "logit_bias": {str(told[-1]["id"]): 100},
-        "response_format": {"type": "lark", "value": 'start: "x" A "ab" | "c"\nA: /a+/'},
-    }
-    answer = posted(server, "/v1/completions", body).json()
-    assert answer["choices"][0]["text"] == "c"
-    assert answer["choices"][0]["constraint_satisfied"] is True
-
-
-def test_answers_are_texts_that_are_not_a_terminal(server: RunningServer) -> None:
-    grammar = 'start: A "!"\nA: ~/(?s:.*)[ea!](?s:.*)/'
-    for seed in range(6):
-        body = {"prompt": "Say", "max_tokens": 12, "temperature": 1.5, "seed": seed}
-        answer = posted(server, "/v1/completions", {**body, "guided_grammar": grammar}).json()
-        assert re.fullmatch(r"[^ea!]*!", answer["choices"][0]["text"])
-        assert "\ufffd" not in answer["choices"][0]["text"]
 
 
 def test_a_lenient_schemas_texts_are_judged_by_the_patterns_that_masks_kept(

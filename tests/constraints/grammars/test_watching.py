@@ -295,18 +295,6 @@ def test_a_translation_watches_as_well() -> None:
     assert second.matcher().num_legal([*b"[1,1]", _END_ID]) == len("[1,1")
 
 
-def test_a_fork_goes_its_own_way() -> None:
-    matcher = language_of(SET).matcher()
-    for byte in b"[1":
-        matcher.advance(byte)
-    twin = matcher.fork()
-    for byte in b",2":
-        twin.advance(byte)
-    matcher.advance(ord(","))
-    assert matcher.num_legal([*b"2]"]) == 2
-    assert twin.num_legal([*b",2]"]) == 2
-
-
 def test_a_number_of_more_digits_than_python_reads_equals_one_with_fewer() -> None:
     language = of_schema(SET)
     long = f"1e{'5'.zfill(5000)}"

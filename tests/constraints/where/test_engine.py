@@ -75,15 +75,6 @@ def test_every_split_of_a_legal_text_is_legal(written: str, text: str) -> None:
         assert END_ID in legal(matcher, LARGE)
 
 
-def test_an_illegal_token_changes_nothing() -> None:
-    matcher = compiled('"\\n" not in X and len(X) < 3').matcher()
-    before = legal(matcher, LARGE)
-    for token_id in (ord("\n"), TOKENS.index(b"aaa"), 0xFF, len(TOKENS), -1):
-        with pytest.raises(IllegalToken):
-            matcher.advance(token_id)
-        assert legal(matcher, LARGE) == before
-
-
 def test_after_an_end_nothing_is_legal_but_the_end() -> None:
     matcher = compiled("len(X) < 3").matcher()
     matcher.advance(END_ID)
@@ -103,17 +94,6 @@ def test_an_end_is_legal_only_where_the_expression_holds() -> None:
     matcher.advance(ord("b"))
     assert matcher.is_over
     assert matcher.num_legal([END_ID, END_ID]) == 1
-
-
-def test_forks_go_their_own_ways() -> None:
-    matcher = compiled('X in ["ab", "ac"]').matcher()
-    matcher.advance(ord("a"))
-    twin = matcher.fork()
-    twin.advance(ord("b"))
-    assert twin.is_over
-    assert not matcher.is_complete
-    matcher.advance(ord("c"))
-    assert matcher.is_over
 
 
 @pytest.mark.parametrize(

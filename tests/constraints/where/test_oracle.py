@@ -14,11 +14,6 @@ from tests.constraints.where.oracle import Oracle, characters
 ALPHABET = ("a", "b", " ", ".", "\n", "1", "-", "ä", "\u3000")
 
 
-def test_there_are_sixty_expressions() -> None:
-    assert len(set(EXPRESSIONS)) == 60
-    assert TOKENS[END_ID] == b""
-
-
 @pytest.mark.parametrize("written", EXPRESSIONS)
 def test_an_output_is_complete_where_the_evaluator_says_so(written: str) -> None:
     expression = parse(written)
@@ -58,16 +53,6 @@ def test_what_is_legal_is_what_enumeration_completes() -> None:
             assert oracle.legal(prefix, max_len=max_len) == wanted, (written, prefix)
             shortest = min(len(ids) for ids in good if ids[: len(prefix)] == prefix)
             assert oracle.shortest_len(prefix, 4) == shortest - len(prefix)
-
-
-@pytest.mark.parametrize("written", ["len(X) < 3", '"日本" in X', "len(words(X)) == 1"])
-def test_a_token_that_begins_a_character_is_legal_if_some_completion_is(written: str) -> None:
-    oracle = Oracle(parse(written), TOKENS, (END_ID,))
-    legal = oracle.legal([])
-    for token_id in (0xE6, 0xF0, 0xED, 0xC2):
-        assert token_id in legal
-    for token_id in (0x80, 0xC0, 0xF5, 0xFF):
-        assert token_id not in legal
 
 
 def _is_text(data: bytes) -> bool:

@@ -152,26 +152,6 @@ def test_every_output_satisfies_its_constraint(
         assert request.output[:-1].count(EOS_ID) == 0
 
 
-@pytest.mark.parametrize(("constraint", "check"), CHECKED)
-@pytest.mark.parametrize("seed", range(2))
-def test_a_budget_that_just_suffices_is_met(
-    shard: Shard, constraint: OutputConstraint, check: Callable[[str], object], seed: int
-) -> None:
-    shortest = shard.languages.compile(constraint.spec).matcher().shortest(1000)
-    assert shortest is not None
-    driver = shard.driver()
-    for request_id, spare in enumerate((0, 1, 5)):
-        budget = len(shortest) + spare
-        driver.add(
-            request_id, PROMPT, budget, sampling=replace(HOT, seed=seed), constraint=constraint
-        )
-    driver.run()
-    for request in driver.requests.values():
-        assert request.generations[-1].error is None
-        assert check(shard.text(request.output))
-        assert request.generations[-1].constraint_satisfied is True
-
-
 def test_an_output_that_nothing_may_follow_ends_without_another_step(shard: Shard) -> None:
     driver = shard.driver()
     request = driver.add(1, PROMPT, 50, sampling=HOT, constraint=COLOUR)
@@ -200,14 +180,6 @@ def test_an_output_that_may_end_or_go_on_ends_by_the_end_token_or_by_its_length(
         4: (FinishReason.EOS, 5),
     }
     assert all(r.generations[-1].constraint_satisfied for r in driver.requests.values())
-
-
-def test_a_least_length_gives_way_where_only_the_end_is_left(shard: Shard) -> None:
-    driver = shard.driver()
-    request = driver.add(1, PROMPT, 50, sampling=HOT, constraint=COLOUR, min_new_tokens=40)
-    driver.run()
-    assert shard.text(request.output) in COLOURS
-    assert request.finish_reason is FinishReason.CONSTRAINT_COMPLETE
 
 
 def test_a_stop_token_is_legal_only_where_the_text_may_end(shard: Shard) -> None:
@@ -772,51 +744,21 @@ def refuse_every_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return refused
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_a_row_whose_token_is_refused_takes_its_other_token_a_step_later(
-    shard: Shard, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = refuse_every_third(monkeypatch)
-    outputs = []
-    num_late = 0
-    for make in (lambda: ahead_of(shard, seed), shard.driver):
-        driver: Driver = make()
-        add_mixed(driver, seed, (HOT,))
-        driver.run()
-        outputs.append(driver.outputs)
-        num_late += sum(g.is_late for r in driver.requests.values() for g in r.generations)
-    assert outputs[0] == outputs[1]
-    assert len(refused) > 10
-    assert num_late > 5
-
-
-def test_rows_whose_masks_are_late_go_on_later_and_the_others_do_not_wait(shard: Shard) -> None:
-    slow = FaultyLanguages(shard.languages, lambda: time.sleep(0.06), num_good=2)
-    ahead = ahead_of(shard, guides=Shard(shard.model, slow).guides(hold_s=0.001))
-    step_by_step = Shard(shard.model, slow).driver()
-    for driver in (ahead, step_by_step):
-        driver.add(1, range(300, 310), 9, sampling=HOT, constraint=FAULTY)
-        driver.add(2, range(300, 310), 40, sampling=HOT)
-        driver.run()
-    assert ahead.outputs == step_by_step.outputs
-    late = [generation.is_late for generation in ahead.requests[1].generations]
-    assert any(late)
-    assert not any(generation.is_late for generation in ahead.requests[2].generations)
-
-
-def test_a_hybrids_rows_that_draw_again_or_later_say_what_they_would_have(
-    hybrid: Shard, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["shard", "hybrid"])
+def test_rows_that_draw_again_or_later_say_what_they_would_have(
+    request: pytest.FixtureRequest, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A late mask of one token, a token that is refused behind a launched step, forced runs."""
-    slow = FaultyLanguages(hybrid.languages, lambda: time.sleep(0.06), num_good=2)
+    shard: Shard = request.getfixturevalue(name)
+    slow = FaultyLanguages(shard.languages, lambda: time.sleep(0.06), num_good=2)
     outputs = []
     num_late = 0
     for make in (
-        lambda: ahead_of(hybrid, guides=Shard(hybrid.model, slow).guides(hold_s=0.001)),
-        lambda: Shard(hybrid.model, slow).driver(),
+        lambda: ahead_of(shard, guides=Shard(shard.model, slow).guides(hold_s=0.001)),
+        lambda: Shard(shard.model, slow).driver(),
     ):
         with monkeypatch.context() as patch:
-            refuse_every_third(patch)
+            refused = refuse_every_third(patch)
             driver: Driver = make()
             add_mixed(driver, 3, (HOT,))
             driver.add(6, range(300, 310), 9, sampling=HOT, constraint=FAULTY)
@@ -824,6 +766,9 @@ def test_a_hybrids_rows_that_draw_again_or_later_say_what_they_would_have(
         outputs.append(driver.outputs)
         late = [r.generations for r in driver.requests.values()]
         num_late += sum(generation.is_late for made in late for generation in made)
+        assert len(refused) > 5
+        # Free rows wait for nobody.
+        assert not any(generation.is_late for made in (late[1], late[5]) for generation in made)
         assert any(num_forced(request) > 1 for request in driver.requests.values())
     assert outputs[0] == outputs[1]
     assert num_late > 5
