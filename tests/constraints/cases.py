@@ -20,8 +20,9 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.after_thought import OutputState
+from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
-from constraints.matcher import Language
+from constraints.matcher import Language, Matcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
@@ -242,7 +243,17 @@ def legal_ids(output_state: OutputState, vocabulary: Vocabulary) -> list[int]:
     """The tokens that the output state's mask allows."""
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     output_state.fill(row)
-    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+    ids: list[int] = allowed_ids(row).tolist()
+    return ids
+
+
+def legal_of(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> list[int]:
+    """The tokens that the matcher's mask allows; no bit is left as it was."""
+    row = np.full(vocabulary.num_words, -1, dtype=np.int32)
+    matcher.fill_mask(row, max_len)
+    ids: list[int] = allowed_ids(row).tolist()
+    assert not ids or ids[-1] < len(vocabulary.tokens)
+    return ids
 
 
 def drawn(

@@ -23,6 +23,7 @@ from tests.constraints.cases import (
     ROOT,
     byte_vocabulary,
     demo_vocabulary,
+    legal_of,
     wide_schema,
     wide_text,
 )
@@ -37,10 +38,8 @@ def language_of(
     return GrammarLanguage(vocabulary, HEADER + grammar, limits or Limits(), error_of)
 
 
-def bits(matcher: GrammarMatcher, num_words: int) -> set[int]:
-    row = np.full(num_words, -1, dtype=np.int32)
-    matcher.fill_mask(row)
-    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+def bits(matcher: GrammarMatcher, vocabulary: Vocabulary) -> set[int]:
+    return set(legal_of(matcher, vocabulary))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_a_token_is_allowed_if_and_only_if_a_text_goes_on_with_it(grammar: str) 
     matcher = language_of(vocabulary, grammar).matcher()
     draw = np.random.default_rng(1)
     for _ in range(12):
-        allowed = bits(matcher, vocabulary.num_words)
+        allowed = bits(matcher, vocabulary)
         # The longer way round: every token by itself, and what could follow its bytes.
         one_by_one = {each for each in range(len(vocabulary.tokens)) if matcher.num_legal([each])}
         assert allowed == one_by_one
@@ -70,7 +69,7 @@ def test_a_token_is_allowed_if_and_only_if_a_text_goes_on_with_it(grammar: str) 
 def test_any_split_of_a_legal_text_is_legal() -> None:
     vocabulary = demo_vocabulary()
     matcher = language_of(vocabulary, 'start: "hello world"').matcher()
-    spellings = {vocabulary.tokens[each] for each in bits(matcher, vocabulary.num_words)}
+    spellings = {vocabulary.tokens[each] for each in bits(matcher, vocabulary)}
     assert spellings == {
         each for each in vocabulary.tokens if each and b"hello world".startswith(each)
     }
@@ -80,18 +79,18 @@ def test_all_end_tokens_are_allowed_where_the_text_is_complete_and_nowhere_else(
     vocabulary = Vocabulary.load(DEMO, None, [0, 5])
     a, b = (vocabulary.tokens.index(letter) for letter in (b"a", b"b"))
     matcher = language_of(vocabulary, 'start: "a" "b"?').matcher()
-    assert bits(matcher, vocabulary.num_words) == {a}
+    assert bits(matcher, vocabulary) == {a}
     matcher.advance(a)
-    assert bits(matcher, vocabulary.num_words) == {b, 0, 5}
+    assert bits(matcher, vocabulary) == {b, 0, 5}
     matcher.advance(b)
-    assert bits(matcher, vocabulary.num_words) == {0, 5}
+    assert bits(matcher, vocabulary) == {0, 5}
     assert matcher.is_over
 
 
 def test_columns_beyond_the_tokenizer_are_never_allowed() -> None:
     vocabulary = Vocabulary.load(DEMO, 4100, [0])
     matcher = language_of(vocabulary, "start: /(?s:.*)/").matcher()
-    assert max(bits(matcher, vocabulary.num_words)) < 4096
+    assert max(bits(matcher, vocabulary)) < 4096
 
 
 def matcher_of(kind: Kind, pattern: str) -> Matcher:
@@ -314,4 +313,4 @@ def test_a_long_text_is_followed_without_masks_and_breaks_no_output_beside_it() 
         for token_id in token_ids:
             matcher.advance(token_id)
         assert matcher.is_complete
-        assert bits(beside, vocabulary.num_words)
+        assert bits(beside, vocabulary)

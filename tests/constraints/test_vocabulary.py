@@ -8,7 +8,6 @@ import json
 import weakref
 from pathlib import Path
 
-import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
@@ -21,7 +20,7 @@ from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import trie_of
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary, mark_of
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
-from tests.constraints.cases import ROOT, vocabulary_of
+from tests.constraints.cases import ROOT, legal_of, vocabulary_of
 from tests.router.text import small_tokenizers
 
 DEMO = ROOT / "models" / "demo" / "tokenizer.json"
@@ -136,9 +135,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 def legal(vocabulary: Vocabulary, grammar: str) -> set[int]:
     matcher = Compiler(vocabulary).compile(ConstraintSpec(Kind.LARK, grammar)).matcher()
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    matcher.fill_mask(row)
-    return {i for i in range(len(vocabulary.tokens)) if row[i // 32] >> (i % 32) & 1}
+    return set(legal_of(matcher, vocabulary))
 
 
 def test_text_has_its_bytes_and_special_tokens_have_marks(vocabulary: Vocabulary) -> None:

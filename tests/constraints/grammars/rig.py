@@ -13,7 +13,7 @@ from constraints.grammars.watching import WatchedLanguage
 from constraints.matcher import Language, Matcher
 from constraints.regex.dfa import Automaton
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from tests.constraints.cases import Json, byte_vocabulary
+from tests.constraints.cases import Json, byte_vocabulary, legal_of
 
 END_ID = 256
 
@@ -73,10 +73,7 @@ def accepts_value(language: Language, value: Any) -> bool:
 
 
 def legal(matcher: Matcher) -> list[int]:
-    row = np.zeros(byte_vocabulary().num_words, dtype=np.int32)
-    matcher.fill_mask(row)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    return [int(each) for each in np.flatnonzero(bits)]
+    return legal_of(matcher, byte_vocabulary())
 
 
 def takes(automaton: Automaton, text: str) -> bool:

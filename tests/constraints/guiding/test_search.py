@@ -10,10 +10,8 @@ import re
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
-from constraints.bitmask import allowed_ids
 from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import TimeLimit, completes
 from constraints.guiding.completion import text_of as bytes_of
@@ -40,6 +38,7 @@ from tests.constraints.cases import (
     drawn,
     judge_of,
     language_of,
+    legal_of,
     record,
     text_of,
     vocabulary_of,
@@ -73,11 +72,9 @@ def test_a_completion_is_found_without_any_hint(name: str) -> None:
 def test_a_completion_is_found_from_wherever_an_output_stands(name: str) -> None:
     rng = random.Random(name)
     matcher = language_of(CASES[name], VOCABULARY).matcher()
-    row = np.zeros(VOCABULARY.num_words, dtype=np.int32)
     made: list[int] = []
     for _ in range(12):
-        matcher.fill_mask(row)
-        legal = [each for each in allowed_ids(row).tolist() if each not in VOCABULARY.end_ids]
+        legal = [each for each in legal_of(matcher, VOCABULARY) if each not in VOCABULARY.end_ids]
         if not legal:
             break
         made.append(rng.choice(legal))

@@ -13,7 +13,6 @@ other, have characters of several bytes and stand across tokens.
 import random
 from pathlib import Path
 
-import numpy as np
 from hypothesis import strategies as st
 
 from constraints.matcher import Matcher
@@ -41,7 +40,7 @@ from constraints.where.terms import (
     StopsAt,
     StopsBefore,
 )
-from tests.constraints.cases import vocabulary_of
+from tests.constraints.cases import legal_of, vocabulary_of
 from tests.constraints.where.oracle import Oracle, PlainOracle
 
 END_ID = 256
@@ -79,12 +78,7 @@ def compiled(written: str) -> WhereLanguage:
 
 
 def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
-    """What the matcher's mask allows; no bit is set beyond the vocabulary."""
-    row = np.full(vocabulary.num_words, -1, dtype=np.int32)
-    matcher.fill_mask(row, max_len)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    assert not bits[len(vocabulary.tokens) :].any()
-    return frozenset(np.flatnonzero(bits).tolist())
+    return frozenset(legal_of(matcher, vocabulary, max_len))
 
 
 def follow(
