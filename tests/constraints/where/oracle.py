@@ -8,26 +8,24 @@ r"""Which tokens are legal, found by searching: the judge of the engine's masks.
 A place in an output is the state of every atom's character machine, the bytes of a character that
 has only begun, and how many tokens there were. A machine remembers of a text only what its atom
 needs to know: a count up to just beyond the bound, the longest end of the text that begins a
-phrase, what may still follow in a pattern (Antimirov's partial derivatives over characters).
+phrase, the state of a pattern's automaton.
 Characters which no atom tells apart are tried only once. From each place completions are searched
 for: by characters, and where tokens are counted, some byte is none or there is a budget by tokens,
 of what can be completed by characters at all.
 
 Written to be believed, for vocabularies of a few hundred tokens and bounds of a few dozen. Nothing
-is shared with the engine or with the evaluator. Of Python's patterns it knows what the tests use:
-literals, `.`, classes, \d \w \s and their complements, escaped signs, groups, `|`, `*`, `+`, `?`,
-`{m}`, `{m,}`, `{m,n}`; lazy repeats mean the same as others where the whole text must match.
+is shared with the engine or with the evaluator but the automata of patterns, which are held against
+Python's `re` where they are made (regex/test_dfa.py) and, with all else here, in test_oracle.py.
 """
 
 import codecs
-import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
+from constraints.regex.dfa import Automaton, matches
 from constraints.where.terms import (
     And,
     Compare,
@@ -59,16 +57,20 @@ class Alphabet:
     def __init__(self, atoms: Sequence[Expression]) -> None:
         bounds = {bound for atom in atoms for char in _named(atom) for bound in _around(char)}
         self._named = sorted(bounds | {0, *SURROGATES})
-        self._classes = tuple(dict.fromkeys(name for atom in atoms for name in _classes(atom)))
-        starts = {start for name in self._classes for start in _changes(name)}
+        # Of patterns the characters that they tell apart, and white space where words are counted.
+        patterns = [atom.pattern for atom in atoms if isinstance(atom, Matches)]
+        if any(isinstance(atom, Compare) and atom.measure is Measure.WORDS for atom in atoms):
+            patterns.append(r"\s")
+        self._partitions = [matches(pattern).partition for pattern in patterns]
+        starts = {int(start) for each in self._partitions for start in each.starts}
         self._starts = sorted(starts.union(self._named))
         kinds: dict[Hashable, str] = {}
         self._likes = [kinds.setdefault(self._kind(start), chr(start)) for start in self._starts]
         self._tails: dict[Hashable, bytes] = {}
 
     def _kind(self, code_point: int) -> Hashable:
-        has = [re.match(name, chr(code_point)) is not None for name in self._classes]
-        return bisect_right(self._named, code_point), *has
+        labels = [each.label_of(code_point) for each in self._partitions]
+        return bisect_right(self._named, code_point), *labels
 
     def like(self, char: str) -> str:
         """The character that stands for this one."""
@@ -132,8 +134,8 @@ def _named(atom: Expression) -> str:
             return "."
         case Compare():
             return ""
-        case Matches(pattern):
-            return pattern + "\n\t\r"
+        case Matches():
+            return ""  # what it tells apart its automaton knows
         case Contains(phrase):
             return phrase
         case OneOf(texts) | StartsWith(texts) | EndsWith(texts):
@@ -143,167 +145,8 @@ def _named(atom: Expression) -> str:
     raise TypeError(atom)
 
 
-def _classes(atom: Expression) -> tuple[str, ...]:
-    """The classes of characters that the atom tells apart."""
-    match atom:
-        case Compare(Measure.WORDS):
-            return (r"\s",)
-        case Matches():
-            return r"\s", r"\d", r"\w"
-    return ()
-
-
 def _around(char: str) -> tuple[int, int]:
     return ord(char), ord(char) + 1
-
-
-@cache
-def _changes(name: str) -> tuple[int, ...]:
-    """The code points at which characters of a class begin or end."""
-    everything = "".join(map(chr, range(0x110000)))
-    found = re.finditer(f"{name}+", everything)
-    return tuple(bound for run in found for bound in run.span() if bound < 0x110000)
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """The empty text."""
-
-
-@dataclass(frozen=True)
-class One:
-    """One character, by a pattern that `re` decides."""
-
-    pattern: str
-
-    def has(self, char: str) -> bool:
-        return re.fullmatch(self.pattern, char) is not None
-
-
-@dataclass(frozen=True)
-class Then:
-    first: "Node"
-    second: "Node"
-
-
-@dataclass(frozen=True)
-class Either:
-    first: "Node"
-    second: "Node"
-
-
-@dataclass(frozen=True)
-class Star:
-    inner: "Node"
-
-
-Node = Nothing | One | Then | Either | Star
-
-_ONE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\()|*+?{}\[\]]", re.DOTALL)
-_TIMES = re.compile(r"(\*|\+|\?|\{(\d*)(,?)(\d*)\})\??")
-
-
-@cache
-def step(nodes: frozenset[Node], char: str) -> frozenset[Node]:
-    """What may still follow after `char`, of what might have followed before it."""
-    return frozenset(rest for node in nodes for rest in _rests(node, char))
-
-
-def is_done(nodes: frozenset[Node]) -> bool:
-    return any(_may_be_empty(node) for node in nodes)
-
-
-def _rests(node: Node, char: str) -> set[Node]:
-    match node:
-        case Nothing():
-            return set()
-        case One():
-            return {Nothing()} if node.has(char) else set()
-        case Either(first, second):
-            return _rests(first, char) | _rests(second, char)
-        case Star(inner):
-            return {_then(rest, node) for rest in _rests(inner, char)}
-        case Then(first, second):
-            rests = {_then(rest, second) for rest in _rests(first, char)}
-            return rests | _rests(second, char) if _may_be_empty(first) else rests
-
-
-def _may_be_empty(node: Node) -> bool:
-    match node:
-        case Nothing() | Star():
-            return True
-        case One():
-            return False
-        case Either(first, second):
-            return _may_be_empty(first) or _may_be_empty(second)
-        case Then(first, second):
-            return _may_be_empty(first) and _may_be_empty(second)
-
-
-def _then(first: Node, second: Node) -> Node:
-    return second if isinstance(first, Nothing) else Then(first, second)
-
-
-def read(pattern: str) -> Node:
-    node, end = _either(pattern, 0)
-    assert end == len(pattern), f"{pattern!r} is beyond the oracle at {end}"
-    return node
-
-
-def _either(pattern: str, at: int) -> tuple[Node, int]:
-    node, at = _sequence(pattern, at)
-    while pattern.startswith("|", at):
-        other, at = _sequence(pattern, at + 1)
-        node = Either(node, other)
-    return node, at
-
-
-def _sequence(pattern: str, at: int) -> tuple[Node, int]:
-    nodes: list[Node] = []
-    while at < len(pattern) and pattern[at] not in "|)":
-        node, at = _single(pattern, at)
-        times = _TIMES.match(pattern, at)
-        if times:
-            node, at = _repeated(node, times), times.end()
-        nodes.append(node)
-    whole: Node = Nothing()
-    for node in reversed(nodes):
-        whole = node if isinstance(whole, Nothing) else Then(node, whole)
-    return whole, at
-
-
-def _single(pattern: str, at: int) -> tuple[Node, int]:
-    if pattern[at] == "(":
-        at += 3 if pattern.startswith("(?:", at) else 1
-        node, at = _either(pattern, at)
-        assert pattern[at] == ")"
-        return node, at + 1
-    one = _ONE.match(pattern, at)
-    assert one, f"{pattern!r} is beyond the oracle at {at}"
-    return One(one[0]), one.end()
-
-
-def _repeated(node: Node, times: re.Match[str]) -> Node:
-    sign, low, comma, high = times.groups()
-    if sign == "*":
-        return Star(node)
-    if sign == "+":
-        return Then(node, Star(node))
-    if sign == "?":
-        return Either(node, Nothing())
-    at_least = int(low or 0)
-    rest: Node = Nothing()
-    if comma and not high:
-        rest = Star(node)
-    for _ in range(int(high) - at_least if high else 0):
-        rest = Either(_then_node(node, rest), Nothing())
-    for _ in range(at_least):
-        rest = _then_node(node, rest)
-    return rest
-
-
-def _then_node(node: Node, rest: Node) -> Node:
-    return node if isinstance(rest, Nothing) else Then(node, rest)
 
 
 DIGITS = "0123456789"
@@ -337,7 +180,7 @@ def machine_of(atom: Expression) -> Machine:
             return _contains(phrase)
         case StopsAt(phrases):
             return _stops_at(phrases)
-    return _pattern(read(_pattern_of(atom)))
+    return _pattern(matches(_pattern_of(atom)))
 
 
 def _pattern_of(atom: Expression) -> str:
@@ -472,8 +315,14 @@ def _stops_at(phrases: tuple[str, ...]) -> Machine:
     return Machine("", step, lambda end: end is not None)
 
 
-def _pattern(node: Node) -> Machine:
-    return Machine(frozenset({node}), step, is_done)
+def _pattern(automaton: Automaton) -> Machine:
+    return Machine(
+        start=0,
+        step=lambda state, char: int(
+            automaton.steps[state, automaton.partition.label_of(ord(char))]
+        ),
+        accepts=lambda state: bool(automaton.accepts[state]),
+    )
 
 
 _BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
