@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -308,7 +309,8 @@ async def test_an_adapter_that_is_loaded_for_an_earlier_epoch_does_not_count(
 
 async def test_a_hanging_step_fails_at_its_deadline() -> None:
     shard = FakeShard()
-    async with connected(shard) as shards:
+    brief = replace(QUICK, step_s=0.2)
+    async with connected(shard, timeouts=brief) as shards:
         shard.faults.hangs |= {"Prefill", "Decode"}
         with pytest.raises(ShardFailed, match="Prefill: DEADLINE_EXCEEDED"):
             await run(shards, prefill(1, new(7)))
