@@ -27,8 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from bench.command_line import parser_of
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.compile import compile_where
-from constraints.where.engine import WhereLanguage
+from constraints.where.engine import WhereLanguage, compile_where
 from constraints.where.parser import parse
 
 # Seconds of one mask: by the clock, and of its thread.

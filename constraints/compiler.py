@@ -33,7 +33,7 @@ from constraints.schema.json_schema import SchemaGrammar
 from constraints.spec import ConstraintSpec, Kind, Translation
 from constraints.token_trie import TokenTrie, trie_of
 from constraints.vocabulary import Vocabulary, is_mark, kept_with_vocabulary
-from constraints.where.compile import compile_where
+from constraints.where.engine import compile_where
 from constraints.where.machine import atoms
 from constraints.where.parser import parse
 from constraints.where.terms import Matches

@@ -36,8 +36,7 @@ from constraints.regex.limits import OutOfReach
 from constraints.regex.syntax import Chars, written_set
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary, is_mark
-from constraints.where.compile import compile_without_stops
-from constraints.where.engine import WhereLanguage
+from constraints.where.engine import WhereLanguage, compile_without_stops
 
 # A fifth of a pattern's own limit, since this follows a search that found nothing.
 UNCUT_LIMITS = Limits(compile_fuel=1_000_000)

@@ -12,25 +12,30 @@ Tokens can complete whatever bytes can complete, unless tokens are counted or so
 token: then a place is alive if tokens lead from it to an end, as far as distances are known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import thread_time
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
-from constraints.errors import IllegalToken, TooComplex
+from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
-from constraints.regex.char_sets import plain_places
+from constraints.regex.char_sets import plain_places, utf8_of
+from constraints.regex.limits import OutOfReach
 from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
+from constraints.where.counter_grid import NEVER, CounterGrid, Slacks, is_empty
 from constraints.where.distances import MAX_WORK, Distances
-from constraints.where.machine import Machine
-from constraints.where.plain_space import ClosingSpace
-from constraints.where.terms import Expression
+from constraints.where.evaluate import dropped_phrases
+from constraints.where.machine import Machine, counter_of, machine_of
+from constraints.where.normal_form import conflicting, contradiction_of
+from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
+from constraints.where.terms import Expression, Measure, StopsAt, all_of
 from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
 
 
@@ -69,22 +74,13 @@ class ByteSteps:
     def only_byte(self, slacks: Slacks, packed: int, counts: list[int]) -> int | None:
         """The only byte that leads to a live place; None: there are several or none."""
         only: int | None = None
-        for letter, has_equals in self._alive(slacks, packed, counts):
-            if has_equals or only is not None:
-                return None
-            only = letter
-        return only
-
-    def goes_on(self, slacks: Slacks, packed: int, counts: list[int]) -> bool:
-        """Whether any byte leads to a live place."""
-        return any(True for _ in self._alive(slacks, packed, counts))
-
-    def _alive(self, slacks: Slacks, packed: int, counts: list[int]) -> Iterator[tuple[int, bool]]:
-        """The representative bytes that lead to a live place, and whether each has equals."""
         for letter, has_equals in self._letters:
             after, counted = self.read(letter, packed, counts)
             if after and self.is_alive(slacks, after, counted):
-                yield letter[0], has_equals
+                if has_equals or only is not None:
+                    return None
+                only = letter[0]
+        return only
 
 
 def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
@@ -435,14 +431,8 @@ class WhereMatcher:
             return True
         if not self.is_complete:
             return False
-        language = self._language
-        if language.follows_bytes:
-            return not language.steps.goes_on(
-                language.coaccessible_slacks, self._packed, self.counts
-            )
-        transitions = self.transitions()
-        slacks = language.slacks(self.made_len + 1, None)
-        return not transitions.legal(slacks, self.counts).any()
+        slacks = self._language.slacks(self.made_len + 1, None)
+        return not self.transitions().legal(slacks, self.counts).any()
 
 
 # The most tokens that complete a character: one for each byte that it may lack.
@@ -514,18 +504,132 @@ def _next(state: "WhereMatcher", slacks: Slacks) -> int | None:
 
 def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
     """The smallest number that is enough (as all above it are); None: `limit` is not enough."""
-    if limit < 0:
+    found = bisect_left(range(limit + 1), True, key=is_enough)
+    return found if found <= limit else None
+
+
+# The most CPU seconds for finding which parts contradict each other.
+_MAX_CONFLICT_S = 0.5
+
+
+def compile_where(
+    expression: Expression,
+    vocabulary: Vocabulary,
+    trie: TokenTrie | None = None,
+    *,
+    is_plain: bool = False,
+) -> WhereLanguage:
+    """The language of an expression.
+
+    trie:   the vocabulary's; building it takes about half a second for 128 000 tokens
+    is_plain: masks bring no white space into a text that the model would not write, see
+            `plain_space`; such texts there have to be
+    Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
+    """
+    trie = trie or TokenTrie(vocabulary)
+    began = thread_time()
+    language = _plain_language(expression, vocabulary, trie) if is_plain else None
+    language = language or _language(expression, vocabulary, trie)
+    if language is None:
+
+        def excludes_itself(part: Expression) -> bool | None:
+            if thread_time() - began > _MAX_CONFLICT_S:
+                return None
+            return _has_no_output(part, vocabulary, trie)
+
+        raise _contradiction(conflicting(expression, excludes_itself), vocabulary)
+    return language
+
+
+def compile_without_stops(
+    language: WhereLanguage, strings: tuple[str, ...]
+) -> WhereLanguage | None:
+    """The language of the texts that no stop string truncates. None: there are none.
+
+    They may end with one. Raises TooComplex and OutOfReach.
+    """
+    wanted = all_of((language.expression, StopsAt(strings)))
+    return _language(wanted, language.vocabulary, language.trie)
+
+
+def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
+    """The error for expressions that exclude each other."""
+    error = contradiction_of(conflict)
+    if _cannot_be_spelled(all_of(conflict), vocabulary):
+        what = "the model has no tokens that spell such a text"
+        return Contradiction(f"{error}: {what}", error.parts)
+    return error
+
+
+def _plain_language(
+    expression: Expression,
+    vocabulary: Vocabulary,
+    trie: TokenTrie,
+) -> WhereLanguage | None:
+    """None if there are no such texts, or too much to follow."""
+    plain = without_control_space(expression)
+    try:
+        return _language(plain, vocabulary, trie, named_space(expression))
+    except (OutOfReach, TooComplex):
         return None
-    # Short completions are common.
-    low = -1
-    high = 0
-    while high < limit and not is_enough(high):
-        low = high
-        high = high * 2 + 1
-    high = min(high, limit)
-    if not is_enough(high):
+
+
+def _language(
+    expression: Expression,
+    vocabulary: Vocabulary,
+    trie: TokenTrie,
+    kept_space: frozenset[str] | None = None,
+) -> WhereLanguage | None:
+    """None if nothing satisfies the expression.
+
+    kept_space: white space that may close a complete text; None: all
+    """
+    machine = machine_of(expression)
+    # Characters without a step from any state need no places for their bytes.
+    utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
+    counter_grid = CounterGrid.of(machine)
+    by_state = counter_grid.coaccessible(machine)
+    if by_state is None:
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    table = ByteTable.of(machine, utf8, trie.max_token_len)
+    closing_space = None
+    if kept_space is not None and counter_of(Measure.WORDS, expression) is not None:
+        closing_space = ClosingSpace.of(
+            vocabulary, machine, counter_grid, table, by_state, kept_space
+        )
+    language = WhereLanguage(
+        vocabulary=vocabulary,
+        trie=trie,
+        machine=machine,
+        counter_grid=counter_grid,
+        table=table,
+        accepted=tuple(table.accepted(slacks) for slacks in counter_grid.accepted(machine)),
+        coaccessible_slacks=table.spread(machine, counter_grid, by_state),
+        expression=expression,
+        dropped_phrases=dropped_phrases(expression),
+        closing_space=closing_space,
+    )
+    if not language.follows_bytes:
+        start = table.start // table.width
+        if not counter_grid.is_within(language.slacks(0, None), start, [0] * len(machine.counters)):
+            return None
+    return language
+
+
+def _has_no_output(expression: Expression, vocabulary: Vocabulary, trie: TokenTrie) -> bool:
+    """Whether no tokens spell what satisfies it; False if this engine cannot decide it."""
+    try:
+        counts_tokens = counter_of(Measure.TOKENS, expression) is not None
+        if counts_tokens or not alphabet_of(vocabulary).spells_utf8:
+            return _language(expression, vocabulary, trie) is None
+        return is_empty(expression)
+    except (OutOfReach, TooComplex):
+        return False
+
+
+def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
+    """Whether an unsatisfiable expression has texts, but none that tokens can spell."""
+    try:
+        return not (alphabet_of(vocabulary).spells_utf8 or is_empty(expression))
+    except (OutOfReach, TooComplex):
+        return False

@@ -16,7 +16,7 @@ from constraints.output_constraint import (
     without_stop_strings,
 )
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
-from constraints.where.compile import compile_where
+from constraints.where.engine import compile_where
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import (

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from constraints.matcher import Matcher
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.compile import compile_where
-from constraints.where.engine import WhereLanguage
+from constraints.where.engine import WhereLanguage, compile_where
 from constraints.where.parser import parse
 from constraints.where.terms import (
     And,

@@ -18,8 +18,7 @@ from constraints.regex.limits import OutOfReach
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.compile import compile_where
-from constraints.where.engine import WhereLanguage
+from constraints.where.engine import WhereLanguage, compile_where
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import Expression

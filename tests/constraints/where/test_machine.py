@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
 from constraints.regex.dfa import Sources, can_reach, matches
 from constraints.token_trie import TokenTrie
-from constraints.where.compile import compile_where
+from constraints.where.engine import compile_where
 from constraints.where.evaluate import holds
 from constraints.where.machine import Machine, automaton_of, minimised
 from constraints.where.parser import parse
@@ -124,7 +124,6 @@ def test_what_is_told_of_bytes_is_what_each_of_them_does(written: str) -> None:
             alive = [b for b, (to, held) in after.items() if to and steps.is_alive(live, to, held)]
 
             assert steps.only_byte(live, packed, counts) == (alive[0] if len(alive) == 1 else None)
-            assert steps.goes_on(live, packed, counts) == bool(alive)
 
             if not alive:
                 break

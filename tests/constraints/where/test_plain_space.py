@@ -10,8 +10,7 @@ from constraints.errors import Contradiction
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import TokenTrie
-from constraints.where.compile import compile_where
-from constraints.where.engine import WhereLanguage, WhereMatcher
+from constraints.where.engine import WhereLanguage, WhereMatcher, compile_where
 from constraints.where.parser import parse
 from constraints.where.plain_space import CONTROL_SPACE, SPACE
 from constraints.where.terms import Expression
