@@ -17,7 +17,6 @@ that a step is made once for all of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -58,23 +57,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """The states behind tokens: one entry for each start and live token, unordered.
+    """The states behind tokens: one entry for each live token, unordered."""
 
-    starts: which of the starts
-    """
-
-    starts: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
     states: Packed
-
-    def split(self, num_starts: int) -> "list[Ends]":
-        """One part for each start."""
-        order = np.argsort(self.starts, kind="stable")
-        bounds = np.searchsorted(self.starts[order], np.arange(num_starts + 1)).tolist()
-        return [
-            Ends(self.starts[part], self.token_ids[part], self.states[part])
-            for part in (order[begin:end] for begin, end in pairwise(bounds))
-        ]
 
 
 class TokenTrie:
@@ -129,11 +115,12 @@ class TokenTrie:
         start:   the packed place
         """
         if not self.levels:
-            return self.walk_several(table, columns, np.array([start]))
+            empty = np.zeros(0, dtype=np.int64)
+            return Ends(empty, empty)
         first = table[start + columns[0]]
         alive = (first & PLACE_MASK) != 0
         if self._under[alive].sum() < _SPARSE_SHARE * self._num_nodes:
-            return self.walk_several(table, columns, np.array([start]))
+            return self._walk_live(table, columns, start)
         found = []
         states = first
         for depth, level in enumerate(self.levels):
@@ -145,41 +132,28 @@ class TokenTrie:
             found.append((level, states))
         ends_at = np.concatenate([states[level.token_nodes] for level, states in found])
         live = np.flatnonzero((ends_at & PLACE_MASK) != 0)
-        return Ends(np.zeros_like(live), self._token_ids[live], ends_at[live])
+        return Ends(self._token_ids[live], ends_at[live])
 
-    def walk_several(
-        self, table: Packed, columns: list[npt.NDArray[np.int64]], starts: Packed
-    ) -> Ends:
-        """Follow every token from several places, visiting children of live nodes only."""
-        num_roots = len(columns[0]) if columns else 0
-        found_starts = []
+    def _walk_live(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
+        """The same, visiting children of live nodes only."""
         found_tokens = []
         found_states = []
-        nodes = np.tile(np.arange(num_roots), len(starts))
-        origins = np.repeat(np.arange(len(starts)), num_roots)
-        above = starts[origins]
+        nodes = np.arange(len(columns[0]))
+        above = np.full(len(nodes), start, dtype=np.int64)
         for depth, level in enumerate(self.levels):
             place = above & PLACE_MASK
             states = table[place + columns[depth][nodes]]
             live = np.flatnonzero((states & PLACE_MASK) != 0)
             states = states[live] + (above - place)[live]
             nodes = nodes[live]
-            origins = origins[live]
-            if not len(nodes):
-                break
             which, tokens = _spread(level.first_token, nodes)
-            found_starts.append(origins[which])
             found_tokens.append(level.token_ids[tokens])
             found_states.append(states[which])
+            if not len(nodes):
+                break
             which, nodes = _spread(level.first_child, nodes)
-            origins = origins[which]
             above = states[which]
-        empty = [np.zeros(0, dtype=np.int64)]
-        return Ends(
-            np.concatenate(found_starts or empty),
-            np.concatenate(found_tokens or empty),
-            np.concatenate(found_states or empty),
-        )
+        return Ends(np.concatenate(found_tokens), np.concatenate(found_states))
 
     def _nodes_under_bytes(self) -> npt.NDArray[np.int64]:
         """The number of nodes of each first byte's subtree, [nodes of the first level]."""

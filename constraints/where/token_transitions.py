@@ -295,8 +295,6 @@ def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDA
 
 _MAX_TRANSITIONS_BYTES = 64_000_000
 _MAX_MASKS = 512
-# The most places from which the trie is walked at once.
-_MAX_WALKED = 128
 # Numbers of places whose actions are computed at once; from fewer the trie is walked one by one.
 _MIN_ACTED = 4
 _MAX_ACTED = 256
@@ -360,20 +358,14 @@ class TransitionCache:
 
         Raises TooComplex where all of them take too much work.
         """
-        # Few tokens begin inside of a character: the trie is walked along live ways.
-        inside = [place for place in places if place % self._table.utf8.num_places]
         found: dict[int, TokenTransitions] = {}
-        for begin in range(0, len(inside), _MAX_WALKED):
-            self._follow_from(inside[begin : begin + _MAX_WALKED], found)
-        between = [place for place in places if not place % self._table.utf8.num_places]
-        while between and len(between) >= _MIN_ACTED <= self._num_acted:
-            batch = between[: self._num_acted]
-            rest = between[self._num_acted :]
-            if self._act_from(batch, found):
-                between = rest
+        left = list(places)
+        while len(left) >= _MIN_ACTED <= self._num_acted:
+            if self._act_from(left[: self._num_acted], found):
+                left = left[self._num_acted :]
             else:
                 self._num_acted //= 4  # from fewer places more tokens are equal
-        for place in between:
+        for place in left:
             self._num_nodes += self._trie.num_nodes_from(
                 self._table.entries, self._columns, place * self._table.width
             )
@@ -381,16 +373,6 @@ class TransitionCache:
                 raise TooComplex("tokens do too many different things from too many places")
             found[place] = self.transitions(place)
         return [found[place] for place in places]
-
-    def _follow_from(self, places: list[int], found: dict[int, TokenTransitions]) -> None:
-        starts = np.array(places, dtype=np.int64) * self._table.width
-        ends = self._trie.walk_several(self._table.entries, self._columns, starts)
-        with self._lock:
-            for place, part in zip(places, ends.split(len(places)), strict=True):
-                transitions = TokenTransitions.of_ends(
-                    part, self._table, self._counter_grid, self._trie
-                )
-                found[place] = self._kept(place, transitions)
 
     def _act_from(self, places: list[int], found: dict[int, TokenTransitions]) -> bool:
         """Whether tokens have few enough different actions at these places."""
