@@ -29,11 +29,11 @@ from constraints.regex.char_sets import plain_places, utf8_of
 from constraints.regex.limits import OutOfReach
 from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
-from constraints.where.counter_grid import NEVER, CounterGrid, Slacks, is_empty
+from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.evaluate import dropped_phrases
 from constraints.where.machine import Machine, counter_of, machine_of
-from constraints.where.normal_form import conflicting, contradiction_of
+from constraints.where.normal_form import contradiction, is_plainly_empty
 from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
 from constraints.where.terms import Expression, Measure, StopsAt, all_of
 from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
@@ -530,15 +530,19 @@ def compile_where(
     began = thread_time()
     language = _plain_language(expression, vocabulary, trie) if is_plain else None
     language = language or _language(expression, vocabulary, trie)
-    if language is None:
+    if language is not None:
+        return language
 
-        def excludes_itself(part: Expression) -> bool | None:
-            if thread_time() - began > _MAX_CONFLICT_S:
-                return None
-            return _has_no_output(part, vocabulary, trie)
+    def excludes_itself(part: Expression) -> bool | None:
+        if thread_time() - began > _MAX_CONFLICT_S:
+            return None
+        return _has_no_output(part, vocabulary, trie)
 
-        raise _contradiction(conflicting(expression, excludes_itself), vocabulary)
-    return language
+    error = contradiction(expression, excludes_itself)
+    if not alphabet_of(vocabulary).spells_utf8 and not is_plainly_empty(expression):
+        what = "the model has no tokens that spell such a text"
+        raise Contradiction(f"{error}: {what}", error.parts)
+    raise error
 
 
 def compile_without_stops(
@@ -550,15 +554,6 @@ def compile_without_stops(
     """
     wanted = all_of((language.expression, StopsAt(strings)))
     return _language(wanted, language.vocabulary, language.trie)
-
-
-def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
-    """The error for expressions that exclude each other."""
-    error = contradiction_of(conflict)
-    if _cannot_be_spelled(all_of(conflict), vocabulary):
-        what = "the model has no tokens that spell such a text"
-        return Contradiction(f"{error}: {what}", error.parts)
-    return error
 
 
 def _plain_language(
@@ -618,18 +613,10 @@ def _language(
 
 def _has_no_output(expression: Expression, vocabulary: Vocabulary, trie: TokenTrie) -> bool:
     """Whether no tokens spell what satisfies it; False if this engine cannot decide it."""
+    counts_tokens = counter_of(Measure.TOKENS, expression) is not None
+    if alphabet_of(vocabulary).spells_utf8 and not counts_tokens:
+        return is_plainly_empty(expression)
     try:
-        counts_tokens = counter_of(Measure.TOKENS, expression) is not None
-        if counts_tokens or not alphabet_of(vocabulary).spells_utf8:
-            return _language(expression, vocabulary, trie) is None
-        return is_empty(expression)
-    except (OutOfReach, TooComplex):
-        return False
-
-
-def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
-    """Whether an unsatisfiable expression has texts, but none that tokens can spell."""
-    try:
-        return not (alphabet_of(vocabulary).spells_utf8 or is_empty(expression))
+        return _language(expression, vocabulary, trie) is None
     except (OutOfReach, TooComplex):
         return False

@@ -205,12 +205,7 @@ def contradiction(
     expression: Expression, excludes_itself: Callable[[Expression], bool | None]
 ) -> Contradiction:
     """The error for an expression that nothing satisfies."""
-    return contradiction_of(conflicting(expression, excludes_itself))
-
-
-def contradiction_of(conflict: Sequence[Expression]) -> Contradiction:
-    """The error for expressions that nothing satisfies together."""
-    parts = tuple(map(text, conflict))
+    parts = tuple(map(text, conflicting(expression, excludes_itself)))
     if len(parts) == 1:
         return Contradiction(f"nothing satisfies `{parts[0]}`", parts)
     if len(parts) > _MAX_NAMED:
