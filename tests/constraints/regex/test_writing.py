@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced
+from constraints.regex.dfa import matches
 from constraints.regex.writing import translate, translate_search
 from constraints.spec import ConstraintSpec, Kind
-from tests.constraints.grammars.rig import accepts, compiled, compiler, of_schema, walk
+from tests.constraints.grammars.rig import accepts, compiled, compiler, of_schema, takes, walk
 from tests.hypothesis_profiles import more_examples
 
 ATOMS = [
@@ -67,28 +69,35 @@ def test_what_python_refuses_is_refused(before: str, wrong: str, after: str) -> 
         translate(pattern)
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["(?i)i", "(?i)\u0130", "(?i)[a-j]", "(?i)[^a-z]", "(?ai)k", "(?ai)\xe9", "(?ai)[^k\xe9]"],
-)
-def test_upper_and_lower_case_are_the_same_as_in_python(pattern: str) -> None:
-    language = compiled(Kind.REGEX, pattern)
-    for char in "aAiI\u0130\u0131kK\u212asS\u017f\xe9\xc91":
-        assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
+_ITEMS = ("k", "s", "[a-z]", "[^k]", "[\u0130-\u0131ß]", "[A-Zµ]", r"\w", r"[^\Wk]", ".", r"[\S]")
+FLAGGED = [
+    *(flags + item for flags in ("", "(?i)", "(?a)", "(?ai)", "(?s)", "(?is)") for item in _ITEMS),
+    *("(?x)[a-z]", "(?i)i", "(?i)\u0130", "(?i)[a-j]", "(?i)[^a-z]", "(?ai)\xe9", "(?ai)[^k\xe9]"),
+    *(r"(?i)[^\w]", r"(?i)[\W]", r"(?i)[\d\W]", r"(?i)[\wé]", r"(?i)[^i\W]", r"(?i)[\Wk-m]"),
+    *(r"(?ai)[\Wk-m]", r"(?ai)[^é\w]"),
+]
+# Marks, and letters newer than this Python, that have a letter for their other case.
+_ODD = "\n \tİısßẞµμΜ\u212aÅåΣσς٣_日ŉǰ"
+_ODD += "\u0345\u03b9\u1fbe\u1e9e\U00010400\U00010428\u1c80в\ua7cb\ua7dc\u0264"
+
+
+@pytest.mark.parametrize("pattern", FLAGGED)
+def test_flags_say_which_characters_match_in_both_engines(pattern: str) -> None:
+    automaton, language = matches(pattern), compiled(Kind.REGEX, pattern)
+    for char in (*map(chr, range(0x180)), *_ODD):
+        expected = bool(re.fullmatch(pattern, char))
+        assert takes(automaton, char) is expected, char
+        assert accepts(language, char) is expected, char
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        *(r"(?i)[\w]", r"(?i)[^\w]", r"(?i)[\W]", r"(?i)[\d\W]", r"(?i)[\wé]", r"(?i)[^i\W]"),
-        *(r"(?i)[\Wk-m]", r"(?ai)[\Wk-m]", r"(?ai)[^é\w]"),
-    ],
+    "pattern", ["(?i:a)b", "(?i)a(?-i:b)c", r"(?i)(?a:k\w)k", "(?s:.).", "(?i)fox$"]
 )
-def test_a_class_in_a_set_is_of_characters_as_they_are(pattern: str) -> None:
-    language = compiled(Kind.REGEX, pattern)
-    # A mark, and letters newer than this Python, that have a letter for their other case.
-    for char in "aKk\u212asS\u017fiI\u0130\u0131éÉ5_ -\u0345\ua7cb\ua7dc\u0264\u019b":
-        assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
+def test_flags_hold_where_they_are_said(pattern: str) -> None:
+    automaton = matches(pattern)
+    for text in map("".join, product("aAbBcCkK\nKé", repeat=3)):
+        for part in (text, text[:2], "FoX", "fox\n"):
+            assert takes(automaton, part) == bool(re.fullmatch(pattern, part)), repr(part)
 
 
 @more_examples(2)

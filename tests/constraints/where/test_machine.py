@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import re
 from time import thread_time
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
-from constraints.regex.dfa import Sources, can_reach, matches
+from constraints.regex.dfa import Sources, can_reach
 from constraints.token_trie import TokenTrie
 from constraints.where.engine import compile_where
 from constraints.where.evaluate import holds
@@ -184,31 +183,6 @@ def test_integers_compare_by_their_value(relation: Relation) -> None:
         automaton = automaton_of(atom)
         for text in (*written, *others):
             assert takes(automaton, text) == holds(atom, text), (bound, text)
-
-
-_ITEMS = ("k", "s", "[a-z]", "[^k]", "[\u0130-\u0131ß]", "[A-Zµ]", r"\w", r"[^\Wk]", ".", r"[\S]")
-_ODD = "\n \tkKsSiIıİſßẞµμΜKÅåΣσς٣_日ŉǰ\u0345\u03b9\u1fbe\u1e9e\U00010400\U00010428\u1c80в"
-
-
-@pytest.mark.parametrize("flags", ["", "(?i)", "(?a)", "(?ai)", "(?s)", "(?is)", "(?x)"])
-def test_flags_say_which_characters_an_item_matches(flags: str) -> None:
-    for pattern in (flags + item for item in _ITEMS):
-        automaton = matches(pattern)
-        for char in (*map(chr, range(0x250)), *_ODD):
-            assert takes(automaton, char) == bool(re.fullmatch(pattern, char)), (
-                pattern,
-                char,
-            )
-
-
-@pytest.mark.parametrize(
-    "pattern", ["(?i:a)b", "(?i)a(?-i:b)c", r"(?i)(?a:k\w)k", "(?s:.).", "(?i)fox$"]
-)
-def test_flags_hold_where_they_are_said(pattern: str) -> None:
-    automaton = matches(pattern)
-    for text in map("".join, itertools.product("aAbBcCkK\nKé", repeat=3)):
-        for part in (text, text[:2], "FoX", "fox\n"):
-            assert takes(automaton, part) == bool(re.fullmatch(pattern, part)), repr(part)
 
 
 def test_whitespace_is_what_splits_words() -> None:
