@@ -60,18 +60,6 @@ class Sight:
     key_ends: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is the same of all images of a model.
-
-    is_turned:  its tokens have three rotary positions
-    sees_ahead: tokens of an image attend to later ones of it
-    """
-
-    is_turned: bool
-    sees_ahead: bool
-
-
 class Blind(Exception):
     """Why a model is served without images."""
 

@@ -374,10 +374,7 @@ def _begin_seeing(
         parameter.data = parameter.new_empty(0)
 
 
-def _kept_evidence(settings: ModelSettings, checked: CheckedCheckpoint) -> KeptEvidence | None:
-    """None: nothing is left to the next shard."""
-    if settings.kept_evidence is None:
-        return None
+def _kept_evidence(settings: ModelSettings, checked: CheckedCheckpoint) -> KeptEvidence:
     how = (str(checked.weights_dtype), settings.quantize, checked.packs_gguf)
     versions = [version(name) for name in _COMPUTING]
     return KeptEvidence(settings.kept_evidence, repr((versions, how, files_of(settings.folder))))
@@ -573,6 +570,6 @@ def _info(
         sees_images=model.sight is not None,
         blind_reason=model.blind_reason,
         image_token_id=None if model.sight is None else model.sight.eyes.image_token_id,
-        images_see_ahead=model.sight is not None and model.sight.facts.sees_ahead,
+        images_see_ahead=model.sight is not None and model.sight.sees_ahead,
         setup=sha256(repr((sorted(setup.items()), gpu)).encode()).hexdigest()[:16],
     )

@@ -124,7 +124,7 @@ def _check(config: RouterConfig) -> int:
     tokenizer.close()
     folder = tokenizer.path.parent
     if may_see(folder):
-        reason = why_blind(folder)
+        reason = asyncio.run(why_blind(folder))
         if reason is not None:
             _logger.warning("images will not be served: %s", reason)
     _adapter_folders(config)

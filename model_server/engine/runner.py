@@ -418,7 +418,7 @@ class Runner:
     def _images_of(self, new: NewSequence) -> SequenceImages | None:
         if not new.images or self._model.sight is None:
             return None
-        return SequenceImages(new.images, new.token_ids, self._model.sight.facts.is_turned)
+        return SequenceImages(new.images, new.token_ids, self._model.sight.is_turned)
 
     def _look(self, step: StepInFlight, gallery: Gallery) -> None:
         """Look at the images of which the step computes something. What cannot be seen, or does not

@@ -7,6 +7,7 @@ transformers' module, mapped from the checkpoint's files -> logits of some token
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -14,7 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from model_server.executor.evidence import Evidence, KeptEvidence
+from model_server.executor.evidence import NOT_KEPT, Evidence, KeptEvidence
 from model_server.executor.executor import Executor
 from model_server.executor.grouped import GroupedParameters, RoundedParameters
 from model_server.images import SequenceImages
@@ -64,7 +65,7 @@ def load_dense(
     *,
     dtype: torch.dtype,
     quantize: str | None,
-    kept: KeptEvidence | None = None,
+    kept: KeptEvidence = NOT_KEPT,
 ) -> E:
     """The executor, with the weights taken out of `model`: it cannot be called any more.
 
@@ -74,11 +75,8 @@ def load_dense(
     Raises Unreadable where the logits are farther from float32 than rounding explains, and whatever
     `build` raises.
     """
-    evidence = None if kept is None else kept.read(_device_of(_parameters(model)))
-    if evidence is None:
-        evidence = _evidence(model, recipe, quantize)
-        if kept is not None:
-            kept.write(evidence)
+    device = _device_of(_parameters(model))
+    evidence = kept.evidence(partial(_evidence, model, recipe, quantize), device)
     executor = load_unproven(model, recipe, build)
     actual = logits_in_chunks(executor, evidence.token_ids)
     if quantize is None:
@@ -99,7 +97,7 @@ def load_grouped(
     num_positions: int,
     quantize: str | None,
     max_error: float | None,
-    kept: KeptEvidence | None = None,
+    kept: KeptEvidence = NOT_KEPT,
 ) -> E:
     """As `load_dense`, of a checkpoint in groups, with the weights taken out of `parameters`.
 
@@ -108,14 +106,14 @@ def load_grouped(
     """
     evidence = None
     if max_error is not None:
-        evidence = None if kept is None else kept.read(parameters.device)
-        if evidence is None:
+
+        def compute() -> Evidence:
             token_ids = _token_ids(recipe.head.rows.count, parameters.device)
             oracle = DenseTorch(recipe, _as_computed(recipe, parameters, quantize), angles)
             exact = oracle.logits(token_ids, [len(token_ids)])
-            evidence = Evidence(token_ids, exact, exact, exact)
-            if kept is not None:
-                kept.write(evidence)
+            return Evidence(token_ids, exact, exact, exact)
+
+        evidence = kept.evidence(compute, parameters.device)
     executor = build(
         parameters, _tables(angles, num_positions, parameters.device), release=parameters.release
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from model_server.adapter import Adapter
 from model_server.errors import OutOfMemory
 from model_server.executor.adapters import AdapterPlaces, PackedAdapter
-from model_server.eyes import Eyes, Facts
+from model_server.eyes import Eyes
 from model_server.step import StepInputs
 from native.library import Threads
 from processes.image_processor import ImageProcessor
@@ -94,11 +94,14 @@ class Executor(Protocol):
 class ModelSight:
     """What sees images for a model, what they are for its executor, and what makes tensors of them.
 
-    folder: of its checkpoint, where its processor is
+    is_turned:  an image's tokens have three rotary positions
+    sees_ahead: tokens of an image attend to later ones of it
+    folder:     of its checkpoint, where its processor is
     """
 
     eyes: Eyes
-    facts: Facts
+    is_turned: bool
+    sees_ahead: bool
     folder: Path
     trust_remote_code: bool
 

@@ -25,9 +25,9 @@ from model_server.errors import ImageRefused
 from model_server.executor.dense import logits_in_chunks
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda
-from model_server.executor.evidence import ImageEvidence, KeptEvidence
+from model_server.executor.evidence import NOT_KEPT, OF_IMAGES, KeptEvidence
 from model_server.executor.executor import Executor, ModelSight
-from model_server.eyes import Blind, Eyes, Facts, beside
+from model_server.eyes import Blind, Eyes, beside
 from model_server.images import Gallery, SequenceImages, tensors_of
 from model_server.recipe.dense_torch import each_once
 from model_server.recipe.proof import MAX_ERRORS, relative_error
@@ -44,6 +44,9 @@ _NUM_BEFORE = 9
 _NUM_BEHIND = 8
 # A tensor of one number a token has the tokens' kinds; 0 is text, whatever the class.
 _KINDS = "token_type_ids"
+# What is kept of it beside what a processor makes, by its names.
+_SPAN_IDS = "evidence.span_ids"
+_NATIVE = "evidence.native"
 
 
 class _Proof(NamedTuple):
@@ -78,7 +81,7 @@ class Seeing:
         image_token_id: int | None,
         left_out: Sequence[str],
         blind_reason: str | None,
-        kept: KeptEvidence | None = None,
+        kept: KeptEvidence = NOT_KEPT,
         *,
         trust_remote_code: bool = False,
     ) -> None:
@@ -102,11 +105,11 @@ class Seeing:
         """Take an image; None: the checkpoint's processor makes one."""
         if self._image_token_id is None:
             return
-        found = None if self._kept is None else self._kept.read_image()
+        found = self._kept.read(OF_IMAGES)
         if found is not None:
-            self._native = found.native
-            arrays = {name: each.numpy() for name, each in found.tensors.items()}
-            noise = ProcessedImage(tuple(found.span_ids.tolist()), arrays)
+            self._native = found.pop(_NATIVE)
+            span_ids = tuple(found.pop(_SPAN_IDS).tolist())
+            noise = ProcessedImage(span_ids, {name: each.numpy() for name, each in found.items()})
         try:
             self._noise = noise or _noise(self._folder, self._trust_remote_code)
         except Blind as reason:
@@ -136,10 +139,9 @@ class Seeing:
             leave_out(model.module, self._left_out)
             return
         self._proof = proof
-        if self._kept is not None and self._native is None and proof.expected is not None:
-            span_ids = torch.tensor(self._noise.span_ids)
-            tensors = tensors_of(proof.image)
-            self._kept.write_image(ImageEvidence(span_ids, tensors, proof.expected))
+        if self._native is None and proof.expected is not None:
+            own = {_SPAN_IDS: torch.tensor(self._noise.span_ids), _NATIVE: proof.expected}
+            self._kept.write(OF_IMAGES, {**tensors_of(proof.image), **own})
 
     @torch.inference_mode()
     def end(self, executor: Executor, device: torch.device, max_error: float | None = None) -> None:
@@ -177,10 +179,11 @@ class Seeing:
             sight = eyes.look(span_ids, tensors_of(image))
         except ImageRefused as error:
             raise _not_seen(error) from error
-        facts = Facts(
-            is_turned=sight.layout.turns is not None, sees_ahead=sight.key_ends is not None
+        is_turned = sight.layout.turns is not None
+        found = ModelSight(
+            eyes, is_turned, sight.key_ends is not None, self._folder, self._trust_remote_code
         )
-        if facts.is_turned and isinstance(executor, DenseCpu | DenseCuda):
+        if is_turned and isinstance(executor, DenseCpu | DenseCuda):
             assert proof.recipe is not None
             executor.turn_by(
                 [
@@ -192,8 +195,8 @@ class Seeing:
             gallery = Gallery(eyes)
             gallery.keep(image.digest, sight)
             max_error = max_error or MAX_ERRORS[proof.expected.dtype]
-            _require_near(executor, gallery, facts, proof, proof.expected, max_error)
-        return ModelSight(eyes, facts, self._folder, self._trust_remote_code)
+            _require_near(executor, gallery, found, proof, proof.expected, max_error)
+        return found
 
     def be_blind(self, reason: str) -> None:
         """It does not see, for this reason."""
@@ -325,16 +328,16 @@ def _axes(
 def _require_near(
     executor: Executor,
     gallery: Gallery,
-    facts: Facts,
+    sight: ModelSight,
     proof: _Proof,
     expected: Tensor,
     max_error: float,
 ) -> None:
     """Raises Blind."""
-    images = SequenceImages((proof.image,), proof.token_ids.tolist(), facts.is_turned)
+    images = SequenceImages((proof.image,), proof.token_ids.tolist(), sight.is_turned)
     images.see(0, len(proof.token_ids), gallery)
     # Its first tokens are computed alone, unless they attend to what follows.
-    cut = 0 if facts.sees_ahead else proof.image.span_len // 2
+    cut = 0 if sight.sees_ahead else proof.image.span_len // 2
     lens = [_NUM_BEFORE - 2, 2 + cut, proof.image.span_len - cut + 1, _NUM_BEHIND - 2, 1]
     actual = logits_in_chunks(executor, proof.token_ids, lens, images)
     error = relative_error(actual, expected)

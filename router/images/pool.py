@@ -10,8 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from processes.zygote.client import (
     IdleWorkers,
     Program,
     WorkerEnded,
+    ZygoteClient,
     ZygoteDown,
     ZygoteFailed,
 )
@@ -91,13 +90,16 @@ def may_see(folder: Path) -> bool:
     return "vision_config" in config and has_processor(folder)
 
 
-def why_blind(folder: Path) -> str | None:
+async def why_blind(folder: Path) -> str | None:
     """Tries the processor of a checkpoint, which takes ten seconds; None: it can be used."""
-    argv = [sys.executable, "-m", _PROGRAM, "--folder", str(folder)]
-    tried = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if tried.returncode == 0:
-        return None
-    return tried.stderr.strip().rpartition("\n")[2]
+    pool = ImagePool(folder, ImageRules(max_pixels=1))
+    try:
+        await pool.zygote_client()
+    except Blind as reason:
+        return str(reason)
+    finally:
+        await pool.close()
+    return None
 
 
 class _Tensors(dict[str, ImageTensor]):
@@ -142,24 +144,27 @@ class ImagePool:
         """Return once this process has been forked for the workers, or that has failed."""
         await self._idle_workers.wait_spawned()
 
+    async def zygote_client(self) -> ZygoteClient:
+        """Waits until workers can be had. Raises Blind with the reason if they never can."""
+        try:
+            async with asyncio.timeout(_START_S):
+                return await self._idle_workers.zygote_client()
+        except TimeoutError:
+            raise Blind(f"its processor was not ready within {_START_S:g} s") from None
+        except ZygoteFailed as error:
+            raise Blind(str(error)) from error
+
     async def start(
         self, dtype: str, memory: ImageMemory, metrics: Metrics, max_span_len: int | None = None
     ) -> None:
-        """Waits until images can be read. Raises Blind with the reason if they never can.
+        """Waits until images can be read. Raises Blind.
 
         `dtype` is that of the model; tensors travel in it. `max_span_len`: tokens that an image may
         have, where a step must hold all of them.
         """
         self._memory = memory
         self._metrics = metrics
-        try:
-            async with asyncio.timeout(_START_S):
-                zygote = await self._idle_workers.zygote_client()
-        except TimeoutError:
-            raise Blind(f"its processor was not ready within {_START_S:g} s") from None
-        except ZygoteFailed as error:
-            raise Blind(str(error)) from error
-        about = await zygote.ready
+        about = await (await self.zygote_client()).ready
         self.marker = about["marker"]
         # Told before any file is read: a worker that a file took over cannot name others.
         self._tensor_names = frozenset(about["tensor_names"])

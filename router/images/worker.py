@@ -2,7 +2,6 @@
 
 python -m router.images.worker --control-fd N --folder FOLDER --max-pixels N --cpu-s SECONDS
                                --memory-bytes N [--cpu-yield LIBRARY]
-python -m router.images.worker --folder FOLDER         whether it would start; if not, why not
 
     job:     {"dtype": of tensors of floats} | a file
     answer:  {"span_ids", "tensors": [name, dtype, shape]..} | the tensors' bytes, one after another
@@ -91,20 +90,15 @@ def as_sent(values: npt.NDArray[Any], dtype: str) -> tuple[str, npt.NDArray[Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the owner has ended; without one, only try."""
+    """Serve until the owner has ended."""
     args = _parser().parse_args(argv)
     try:
         processor = _open(args.folder)
         _try_out(processor)
     except NoProcessor as error:
-        if args.control_fd is None:
-            sys.stderr.write(f"{error}\n")
-        else:
-            with socket.socket(fileno=args.control_fd) as control:
-                control.sendall(json.dumps({"failed": str(error)}).encode() + b"\n")
+        with socket.socket(fileno=args.control_fd) as control:
+            control.sendall(json.dumps({"failed": str(error)}).encode() + b"\n")
         return 1
-    if args.control_fd is None:
-        return 0
     work = ImageWork(processor, args.max_pixels, args.memory_bytes)
     worker = Worker(work, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield))
     about = {
@@ -154,11 +148,11 @@ def _version(package: str) -> str | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m router.images.worker")
-    parser.add_argument("--control-fd", type=int)
+    parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--max-pixels", type=int, default=1)
-    parser.add_argument("--cpu-s", type=float, default=0.0)
-    parser.add_argument("--memory-bytes", type=int, default=0)
+    parser.add_argument("--max-pixels", type=int, required=True)
+    parser.add_argument("--cpu-s", type=float, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--cpu-yield", type=Path, help="absent: idle work does not leave its core")
     return parser
 

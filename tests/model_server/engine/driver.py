@@ -323,7 +323,7 @@ def driver_of(
         seed,
         num_drafts,
         num_states(model),
-        sees_ahead=model.sight is not None and model.sight.facts.sees_ahead,
+        sees_ahead=model.sight is not None and model.sight.sees_ahead,
     )
 
 

@@ -134,9 +134,9 @@ def logits_of(model: PagedModel, prompt: Prompt) -> torch.Tensor:
     assert model.sight is not None, model.blind_reason
     num_tokens = len(prompt.token_ids)
     ends = [image.stop for image in prompt.images]
-    if not model.sight.facts.sees_ahead:
+    if not model.sight.sees_ahead:
         ends = [5, 9]
-    images = SequenceImages(prompt.images, prompt.token_ids, model.sight.facts.is_turned)
+    images = SequenceImages(prompt.images, prompt.token_ids, model.sight.is_turned)
     images.see(0, num_tokens, Gallery(model.sight.eyes))
     ends = [0, *ends, *range(num_tokens - 4, num_tokens + 1)]
     lens = [end - start for start, end in pairwise(ends)]
@@ -210,7 +210,7 @@ def test_on_a_gpu_a_graph_decodes_behind_an_image_and_never_within(
     assert model.sight is not None, model.blind_reason
     model.allocate(num_blocks=8)
     model.prepare(max_batch_size=2, max_total_len=64)
-    images = SequenceImages(prompts[0].images, prompts[0].token_ids, model.sight.facts.is_turned)
+    images = SequenceImages(prompts[0].images, prompts[0].token_ids, model.sight.is_turned)
     num_tokens = len(prompts[0].token_ids)
     images.see(0, num_tokens, Gallery(model.sight.eyes))
     # The second step is one token of the image. Beside all of them is a text, token by token.

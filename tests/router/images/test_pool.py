@@ -235,7 +235,7 @@ async def test_a_processor_that_cannot_be_opened_is_told_before_and_after_the_st
 ) -> None:
     folder = seeing_checkpoint.save("llava", tmp_path)
     (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
-    before = asyncio.create_task(asyncio.to_thread(why_blind, folder))
+    before = asyncio.create_task(why_blind(folder))
     with pytest.raises(Blind, match="its processor cannot be used: "):
         await started(folder, ImageRules(max_pixels=10_000))
     reason = await before
