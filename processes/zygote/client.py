@@ -320,15 +320,21 @@ class IdleWorkers:
 
         Raises ZygoteFailed.
         """
-        zygote_client = await self.zygote_client()
-        self._ready = [each for each in self._ready if not each.ended.done()]
-        self._low = [each for each in self._low if not each.ended.done()]
-        if low and self._low:
-            return self._low.pop()
-        worker = self._ready.pop() if self._ready else zygote_client.fork()
-        while len(self._ready) < _NUM_SPARES:
-            self._ready.insert(0, zygote_client.fork())
-        return worker
+        while True:
+            zygote_client = await self.zygote_client()
+            self._ready = [each for each in self._ready if not each.ended.done()]
+            self._low = [each for each in self._low if not each.ended.done()]
+            if low and self._low:
+                return self._low.pop()
+            try:
+                worker = self._ready.pop() if self._ready else zygote_client.fork()
+                while len(self._ready) < _NUM_SPARES:
+                    self._ready.insert(0, zygote_client.fork())
+                return worker
+            except ZygoteDown:
+                # It has just ended; the next one forks.
+                await asyncio.wait({zygote_client.over})
+                await asyncio.sleep(0)
 
     def put_back(self, worker: WorkerProcess) -> None:
         """Return a worker after its job."""

@@ -25,7 +25,6 @@ from processes.zygote.client import (
     Program,
     WorkerEnded,
     ZygoteClient,
-    ZygoteDown,
     ZygoteFailed,
 )
 from processes.zygote.frames import Frame, frame
@@ -218,8 +217,6 @@ class ImagePool:
         except ZygoteFailed as error:
             _logger.error("images are not served any more: %s", error)
             raise ImageRefused(f"is not read, as none is any more: {error}") from error
-        except ZygoteDown:
-            raise self._explain(Exit(None, 0.0)) from None
         if "refused" in reply.fields:
             raise ImageRefused(reply.fields["refused"])
         return self._read(reply)

@@ -289,6 +289,19 @@ async def test_a_zygote_that_is_killed_comes_back_and_nothing_is_left_of_the_fir
         assert isinstance(await pool.do(regex("b")), CheckResult)
 
 
+async def test_a_worker_that_nobody_can_fork_is_forked_by_the_next_zygote(tmp_path: Path) -> None:
+    idle_workers = IdleWorkers(program(tmp_path), max_low=1)
+    zygote = await idle_workers.zygote_client()
+    os.kill(zygote.pid, signal.SIGKILL)
+    # The loop does not run, and so its death is not noticed.
+    while Path(f"/proc/{zygote.pid}").exists() and not _is_zombie(zygote.pid):
+        time.sleep(0.001)
+    worker = await idle_workers.take(low=False)
+    assert await idle_workers.zygote_client() is not zygote
+    worker.close_channel()
+    await idle_workers.close()
+
+
 async def test_ended_workers_leave_no_zombies(tmp_path: Path) -> None:
     async with pooling(tmp_path, cpu_s=0.05) as pool:
         for _ in range(3):
