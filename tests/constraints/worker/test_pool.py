@@ -295,7 +295,7 @@ async def test_a_worker_that_nobody_can_fork_is_forked_by_the_next_zygote(tmp_pa
     os.kill(zygote.pid, signal.SIGKILL)
     # The loop does not run, and so its death is not noticed.
     while Path(f"/proc/{zygote.pid}").exists() and not _is_zombie(zygote.pid):
-        time.sleep(0.001)
+        time.sleep(0.001)  # noqa: ASYNC251
     worker = await idle_workers.take(low=False)
     assert await idle_workers.zygote_client() is not zygote
     worker.close_channel()
