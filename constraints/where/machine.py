@@ -337,26 +337,24 @@ def holds(
 def may_hold(
     expression: Expression,
     possible: Mapping[Expression, tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]],
-    *,
-    wanted: bool = True,
 ) -> npt.NDArray[np.bool_]:
-    """Whether the expression could still become `wanted`, judged by each atom on its own.
+    """Whether an expression in normal form could still hold, judged by each atom on its own.
 
     possible: whether the atom may still hold, and whether it may still fail, [states] each
     """
     match expression:
-        case And(parts) | Or(parts):
-            several = [may_hold(part, possible, wanted=wanted) for part in parts]
-            needs_all = isinstance(expression, And) == wanted
-            return reduce(np.logical_and if needs_all else np.logical_or, several)
-        case Not(part):
-            return may_hold(part, possible, wanted=not wanted)
+        case And(parts):
+            return reduce(np.logical_and, [may_hold(part, possible) for part in parts])
+        case Or(parts):
+            return reduce(np.logical_or, [may_hold(part, possible) for part in parts])
+        case Not(atom):
+            return possible[atom][1]
         case Constant(value):
-            return np.array([value == wanted])
+            return np.array([value])
         case _ if is_counted(expression):
             return np.array([True])
         case _:
-            return possible[expression][0 if wanted else 1]
+            return possible[expression][0]
 
 
 Counts = npt.NDArray[np.int64]
