@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from client.calls import Constraint, Usage
-from client.cli.query import LiveView, Palette, described, finished, outcome, probabilities
+from client.cli.query import LiveView, Palette, described, finished, outcome
 from client.query import Choice, Result, Span, State
 from launcher import app
 from tests.client.lmtp.peer import USAGE, Peer, performing, performing_aside
@@ -118,13 +118,6 @@ def test_json_is_an_object_for_each_result() -> None:
     assert rows[0]["output_tokens"] == 2
     assert rows[0]["cached_tokens"] == 1
     assert rows[0]["duration_s"] >= 0
-
-
-def test_every_call_is_written_to_the_trace_file(program: str, tmp_path: Path) -> None:
-    trace = tmp_path / "calls.jsonl"
-    with performing_aside(letters) as scene:
-        run(program, "--url", scene.url, "--set", "n=2", "--trace", str(trace))
-    assert [json.loads(line)["hole"] for line in trace.read_text().splitlines()] == ["X", "Y"]
 
 
 def test_what_a_decoder_ignores_is_a_warning() -> None:
@@ -357,7 +350,3 @@ def test_the_outcome_names_variables_values_and_shares() -> None:
         "  'no'   ####                  0.2231  0.4724",
     ]
     assert "X = 'yes'" in shown(finished(result, Palette(), returns=False), width=80)
-
-
-def test_probabilities_come_with_the_largest_first() -> None:
-    assert list(probabilities({"a": -2.0, "b": -1.0})) == ["b", "a"]

@@ -44,24 +44,6 @@ def whole(word, times=2):  # type: ignore[no-untyped-def]
         "{word}:[X]"
 
 
-async def test_a_call_returns_what_the_program_returns() -> None:
-    assert await shout("hi") == "<HI:>"
-
-
-async def test_a_run_of_it_gives_the_whole_result() -> None:
-    result = await shout.run("hi")
-
-    assert result.prompt == "hi:<hi:>"
-    assert result.value == "<HI:>"
-
-
-def test_a_query_without_return_gives_its_result_when_called() -> None:
-    result = whole("hi", times=1)
-
-    assert isinstance(result, Result)
-    assert result.prompt == "hi:<hi:>"
-
-
 async def test_a_synchronous_call_within_an_event_loop_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="async def"):
         whole("hi")
@@ -240,15 +222,6 @@ async def test_what_a_condition_on_a_distribution_raises_points_to_it() -> None:
     assert str(caught.value).splitlines()[0].startswith("<query>:1:")
 
 
-async def test_arithmetic_on_numbers_of_holes_is_part_of_the_request() -> None:
-    model = ScriptedModel(lambda prompt: ["1", "3", "7"])
-
-    result = await run('"[X: int] [Y: int]" where X + Y == 10 and Y - 2 > X', model=model)
-
-    assert (result["X"], result["Y"]) == (3, 7)
-    assert len(result.requests) == 4  # 1 needs a 9, which the model does not write
-
-
 async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path: Path) -> None:
     text = 'said = await generate("a")\nbest = (await score("b", ["x", "yy"])).best()\n"{best}[X]"'
     model, trace = ScriptedModel(lambda prompt: ["yes"]), tmp_path / "calls.jsonl"
@@ -361,10 +334,6 @@ def test_clauses_speak_of_the_object() -> None:
     results = Asker("a", 3).samples.run_all_sync("!")
 
     assert [result.prompt for result in results] == ["a!2"] * 3
-
-
-def test_a_method_keeps_what_was_chosen_for_it() -> None:
-    assert len(Asker("a").samples.using(decoder=sample(2)).run_all_sync("!")) == 2
 
 
 @pytest.mark.parametrize("kind", ["asker.samples('?')", "call('?')"])

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.calls import Constraint
 from client.errors import TandemError
 from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.planner import HolePlan, StopMode, plan
@@ -84,17 +83,6 @@ def test_what_it_raises_points_to_it() -> None:
     assert caught.value.place is not None
 
 
-def test_the_last_hole_of_a_sum_is_the_one_that_it_restricts() -> None:
-    clauses = (term("len(X) + 2 * len(Y) == 5"), term("len(X) < 4"))
-    first = plan(clauses, "X", None, {}, StopMode.CUT)
-    last = plan(clauses, "Y", None, {"X": "abc"}, StopMode.CUT)
-
-    assert first.constraint == Constraint("where", "len(X) < 4")
-    assert [check.names for check in first.deferred] == [frozenset("XY")]
-    assert last.constraint == Constraint("where", "len(X) == 1")
-    assert last.checks == last.deferred == ()
-
-
 def test_numbers_that_python_does_not_write_bound_others() -> None:
     """A model may write on and on."""
     finished = {"Z": Finished(10**5000, "1" + "0" * 5000, 1)}
@@ -160,10 +148,6 @@ def test_the_holes_let_pass_together_what_satisfies_a_sum_and_nothing_else(rando
 )
 def test_x_is_the_hole_and_texts_stay(told: str, said: str) -> None:
     assert rename_subject(told, "NAME") == said
-
-
-def test_a_hole_may_be_called_x() -> None:
-    assert rename_subject("`len(X) < 0`", "X") == "`len(X) < 0`"
 
 
 def test_what_is_refused_keeps_its_place_and_cause() -> None:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -98,31 +97,19 @@ def test_conditions_on_the_text_of_json_would_be_weak(clause: str) -> None:
     assert "JSON" in str(refusal(clause, kind=list[int]))
 
 
-def test_an_instance_without_a_length_is_refused_before_it_is_made() -> None:
-    @dataclass
-    class Point:
-        x: int
-
-    assert "`len` is about texts, and the hole is a Point" in str(refusal("len(X) < 9", Point))
-
-
 @pytest.mark.parametrize(
     ("clause", "told"),
     [
         ("len(NAME) < 'X'", "len(NAME) is a number, compared with numbers. Given: 'X'"),
-        ("len(NAME) in 'X'", "len(NAME) is a number, compared with numbers. Given: in 'X'"),
-        ("float(NAME) < 'X'", "float(NAME) is a number"),
         ("NAME == 3", "compare int(NAME), or write [NAME: int]"),
         ("NAME < 3", "compare int(NAME) or len(NAME), or write [NAME: int]"),
         ("NAME in [3]", "or write [NAME: int]"),
         ("type(NAME) in [int]", "type(NAME) is compared with a type"),
-        ("type(NAME) is int or NAME == 'a'", "type(NAME) is int says what a hole is"),
         ("NAME", 'compare it, as in NAME == "yes"'),
         ("regex(NAME)", 'as in regex(NAME, r"[a-z]+")'),
         ("stops_at(NAME, '')", 'as in stops_at(NAME, ".")'),
         # Of an earlier hole, and of what the program says itself.
         ("X == 3 or NAME == 'a'", "compare int(X), or write [X: int]"),
-        ("OTHER == 3 or NAME == 'a'", "compare int(OTHER), or write [OTHER: int]"),
         ("OTHER in tokens(X) or NAME == 'a'", "tokens(X) can only be counted"),
     ],
 )
@@ -155,10 +142,8 @@ def test_what_is_no_type_of_a_hole_is_refused(kind: object, told: str) -> None:
     [
         ("X == 3", "one is text"),
         ("X < 3", "cannot be compared by `<`"),
-        ("len(N) < 'a'", "cannot be compared by `<`"),
         ("N in 3", "cannot be looked for in 3"),
         ("N == words(X)", "words(X) can only be counted: write len(words(X))"),
-        ("words(X) in [['cat']]", "words(X) can only be counted"),
         ("'a' in tokens(X)", "tokens(X) can only be counted: write len(tokens(X))"),
         ("starts_with(L, 'a')", "`starts_with` is about texts, not about ['a']"),
         ("len(tokens(L)) < 3", "`tokens` is about texts"),
@@ -221,28 +206,18 @@ def planned(clause: str, kind: object = None, stops: StopMode = StopMode.CUT) ->
         ("5 > len(X)", "len(X) < 5"),
         ("1 <= len(X) != 4", "len(X) >= 1 and len(X) != 4"),
         ("2 < len(X) <= 5", "len(X) > 2 and len(X) <= 5"),
-        ("len(X) < 2 * 3", "len(X) < 6"),
         ("len(X) < 2.5", "len(X) <= 2"),
-        ("len(X) > 2.5", "len(X) >= 3"),
         ("len(X) in [1, 3]", "len(X) == 1 or len(X) == 3"),
         ("len(X) in range(1, 4)", "len(X) >= 1 and len(X) <= 3"),
         ("len(characters(X)) < 5", "len(X) < 5"),
-        ("len(CHARS(X)) < 5", "len(X) < 5"),
         ("len(words(X)) >= 2", "len(words(X)) >= 2"),
-        ("len(WORDS(X)) == 2", "len(words(X)) == 2"),
         ("len(sentences(X)) < 3", "len(sentences(X)) < 3"),
         ("len(tokens(X)) > 3", "len(tokens(X)) > 3"),
-        ("len(tokens(X)) != 3", "len(tokens(X)) != 3"),
         ("X != 'a'", 'X != "a"'),
-        ("'a' != X", 'X != "a"'),
         ("X not in ['a', 'b']", 'X not in ["a", "b"]'),
         ("not X in {'a', 'b'}", 'X not in ["a", "b"]'),
         ("'a' in X", '"a" in X'),
-        ("'a' not in X", '"a" not in X'),
-        ("starts_with(X, 'a')", 'starts_with(X, ["a"])'),
         ("STARTS_WITH(X, ['a', 'b'])", 'starts_with(X, ["a", "b"])'),
-        ("ends_with(X, 'a', 'b')", 'ends_with(X, ["a", "b"])'),
-        ("1 <= int(X) <= 5", "int(X) >= 1 and int(X) <= 5"),
         ("int(X) != 1.5", "int(X)"),
         ("type(X) is int and X < 3", 'regex(X, "0|-?[1-9][0-9]*") and int(X) < 3'),
         ("int(X) or X == 'no'", 'int(X) or X == "no"'),
@@ -252,15 +227,8 @@ def planned(clause: str, kind: object = None, stops: StopMode = StopMode.CUT) ->
         ("stops_at(X, '.') and len(X) < 9", 'stops_at(X, ".") and len(X) < 9'),
         ("STOPS_BEFORE(X, '.') and len(X) < 9", 'stops_before(X, ".") and len(X) < 9'),
         # An earlier hole is a constant.
-        ("len(X) < len(Y)", "len(X) < 10"),
-        ("len(words(X)) <= len(words(Y))", "len(words(X)) <= 3"),
         ("len(X) < len(Y) - 2", "len(X) < 8"),
-        ("len(X) < N", "len(X) < 12"),
-        ("Y in X", '"cat or dog" in X'),
-        ("X not in words(Y)", 'X not in ["cat", "or", "dog"]'),
-        ("X != Y", 'X != "cat or dog"'),
         ("stops_at(X, Y) and len(X) > 1", 'stops_at(X, "cat or dog") and len(X) > 1'),
-        ("len(tokens(X)) >= len(tokens(Y))", "len(tokens(X)) >= 4"),
         ("len(X) < 3 and len(Y) > 3", "len(X) < 3"),
         ("len(X) < 3 or len(Y) < 3", "len(X) < 3"),
     ],
@@ -276,33 +244,19 @@ def test_is_said_in_the_servers_language(clause: str, asked: str) -> None:
     ("clause", "texts"),
     [
         ("X in ['b', 'a', 'b']", ["b", "a"]),
-        ("X in ('a', 'b')", ["a", "b"]),
         ("X in {'b', 'a'}", ["a", "b"]),
-        ("X in {'b': 1, 'a': 2}", ["b", "a"]),
-        ("X in set(['b', 'a'])", ["a", "b"]),
-        ("X in Y.split()", ["cat", "or", "dog"]),
-        ("X in words(Y)", ["cat", "or", "dog"]),
         ("X in WORDS(Y) and len(X) > 2", ["cat", "dog"]),
         ("X in sentences(Y)", ["cat or dog"]),
-        ("X == 'a'", ["a"]),
         ("X == Y", ["cat or dog"]),
         ("X in ['a', 'bb', 'ccc'] and len(X) > 1", ["bb", "ccc"]),
-        ("X in ['aa', 'bb'] and not X in ['aa']", ["bb"]),
-        ("X in Y.split() and X != 'or'", ["cat", "dog"]),
         ("X in ['1', '22', 'x'] and int(X) > 1", ["22"]),
         ("X in ['a.', 'a.b'] and stops_at(X, '.')", ["a."]),
-        ("X in ['a', 'b '] and X.strip() == X", ["a"]),
         ("X in Y.split() and X > 'd'", ["or", "dog"]),
-        ("X in Y.split() and starts_with(Y, X)", ["cat"]),
         ("X in ['b', 'cat', 'dog'] and X in Y * 9", ["cat", "dog"]),
     ],
 )
 def test_one_of_some_texts_is_a_choice(clause: str, texts: list[str]) -> None:
     assert planned(clause).constraint == Constraint("choice", texts)
-
-
-def test_a_pattern_alone_is_a_regex() -> None:
-    assert planned(r"regex(X, r'[a-z]+')").constraint == Constraint("regex", "[a-z]+")
 
 
 @pytest.mark.parametrize(
@@ -344,9 +298,6 @@ def test_more_stop_strings_than_servers_take_are_masks() -> None:
 @pytest.mark.parametrize(
     ("clause", "asked", "checks"),
     [
-        ("X.strip() == X", None, ["X.strip() == X"]),
-        ("len(X) < 3 and X.strip() == X", "len(X) < 3", ["X.strip() == X"]),
-        ("len(X) < 3 or X.strip() == X", None, ["len(X) < 3 or X.strip() == X"]),
         ("X < 'b'", None, ["X < 'b'"]),
         ("len(X) < len(words(X)) + 1", None, ["len(X) < len(words(X)) + 1"]),
         (
@@ -368,39 +319,6 @@ def test_what_no_mask_keeps_is_checked(clause: str, asked: str | None, checks: l
     assert [check.names for check in made.checks] == [frozenset("X")] * len(checks)
     assert [check.text for check in made.checks] == checks
     assert made.deferred == ()
-
-
-@pytest.mark.parametrize(
-    ("clause", "asked"),
-    [
-        ("len(X) < len(Z)", None),
-        ("len(X) < 3 and X != Z", "len(X) < 3"),
-        ("len(X) < 3 or X != Z", None),
-        ("not X == Z", None),
-        ("X != Z and X.strip() == Z", None),
-    ],
-)
-def test_holes_to_come_are_left_for_later(clause: str, asked: str | None) -> None:
-    made = planned(clause)
-
-    assert made.constraint == (None if asked is None else Constraint("where", asked))
-    assert made.checks == ()
-    assert {check.names for check in made.deferred} == {frozenset("XZ")}
-
-
-def test_a_deferred_check_is_a_mask_where_its_last_hole_stands() -> None:
-    (check,) = planned("len(X) < len(Z)").deferred
-
-    made = plan((check.term,), "Z", None, {"X": "four"}, StopMode.CUT)
-
-    assert made.constraint == Constraint("where", "len(X) > 4")
-    assert made.checks == made.deferred == ()
-
-
-def test_a_short_text_around_the_hole_lists_its_pieces() -> None:
-    assert planned("X in 'aba'").constraint == Constraint(
-        "where", 'X in ["", "a", "ab", "aba", "b", "ba"]'
-    )
 
 
 def test_functions_that_raise_on_a_text_are_left_to_the_end() -> None:

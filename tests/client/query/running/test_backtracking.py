@@ -85,15 +85,6 @@ async def test_going_back_is_bounded_too() -> None:
     assert len(model.calls) == 3 * 3 + 3
 
 
-async def test_what_is_impossible_from_the_start_is_told_at_once() -> None:
-    model = likes(X=["a"])
-
-    with pytest.raises(Unsatisfiable):
-        await run('"X:[X]" where X in ["a"] and X in ["b"]', model=model)
-
-    assert model.calls == []
-
-
 @pytest.mark.parametrize("goes_back", [False, True])
 async def test_a_check_that_held_in_the_end_is_not_blamed_for_a_later_hole(goes_back: bool) -> None:
     text = '"W:[W] X:[X] Y:[Y]" where ok(X) and Y in ["a"] and Y in ["b"]'

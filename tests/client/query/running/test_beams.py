@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from client.calls import BeamsAnswer, BeamsCall, BeamsReport, Constraint, GenerateCall
 from client.query import NotSatisfied, Unsatisfiable, beam, run, run_all
-from client.query.running.beams import Beam
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
 from tests.client.query.running.models import TreeModel, text_of
@@ -247,30 +246,6 @@ class TestCosts:
         model = TreeModel(5)
         await searched('"[X]" where X in ["aaaa", "bbbb", "aabb"]', model, 2)
         assert model.num_asked <= 1 + 2 * 4
-
-
-class TestOptions:
-    """What beams take."""
-
-    @pytest.mark.parametrize(
-        ("name", "options", "sentence"),
-        [
-            ("beam", {"stops": "cut"}, 'stops must be "exact"'),
-            ("beam", {"early_stopping": "soon"}, 'early_stopping must be True, False or "never"'),
-            ("beam", {"length_penalty": "1"}, "length_penalty must be a number"),
-            ("beam", {"temperature": 0.5}, "does not draw"),
-            ("beam", {"n": 0}, "n must be a whole number from 1 to"),
-        ],
-    )
-    def test_what_they_do_not_take_is_refused(
-        self, name: str, options: dict[str, object], sentence: str
-    ) -> None:
-        with pytest.raises(ValueError, match=sentence):
-            decoding(name, (), options)
-
-    def test_phrases_end_their_holes_by_masks(self) -> None:
-        assert beam(3, length_penalty=0.5).options.stops == "exact"
-        assert beam(3, length_penalty=0.5, max_len=9).decoder == Beam(3, 0.5, False, 9)
 
 
 WIDTH = 4

@@ -51,22 +51,9 @@ async def test_a_hole_is_one_request_and_its_text_goes_on_in_the_prompt() -> Non
     assert result.prompt == "Name: Ann\nAnn is nine"
     assert result.variables == {"NAME": "Ann", "AGE": "nine"}
     assert result.value == ("Ann", "nine")
-
-
-async def test_spans_say_which_hole_made_which_text() -> None:
-    result = await run(TWO_HOLES, model=ScriptedModel(in_turn("Ann", "nine")))
-
     assert result.spans == (Span("NAME", 6, 9), Span("AGE", 17, 21))
-    assert [result.prompt[span.start : span.end] for span in result.spans] == ["Ann", "nine"]
-
-
-async def test_each_request_has_a_row_with_its_tokens() -> None:
-    result = await run(TWO_HOLES, model=ScriptedModel(in_turn("Ann", "nine")))
-
-    assert [(row.hole, row.usage.num_output_tokens) for row in result.requests] == [
-        ("NAME", 3),
-        ("AGE", 4),
-    ]
+    rows = [(row.hole, row.usage.num_output_tokens) for row in result.requests]
+    assert rows == [("NAME", 3), ("AGE", 4)]
     assert result.usage.num_output_tokens == 7
     assert result.logprob == pytest.approx(-0.7)
 
@@ -241,16 +228,6 @@ def whole(word, times=2):  # type: ignore[no-untyped-def]
         "{word}:[X]"
 
 
-async def test_watching_shows_states_and_then_results() -> None:
-    seen = [part async for part in watch('"Say [X]!"', model=ScriptedModel(in_turn("hi")))]
-
-    *states, result = seen
-    assert isinstance(result, Result)
-    assert result.prompt == "Say hi!"
-    assert isinstance(states[-1], State)
-    assert (states[-1].prompt, states[-1].hole) == ("Say hi!", None)
-
-
 @pytest.mark.parametrize("name", ["shout", "whole", "Shouting"])
 async def test_a_query_is_watched_with_its_arguments(name: str) -> None:
     watched = {
@@ -298,15 +275,27 @@ async def test_leaving_a_watched_run_early_ends_its_requests() -> None:
     assert (asked, model.num_asked) == (1, 0)
 
 
-def chat(*prompt_parts: str) -> tuple[Message, ...]:
-    """Pieces that begin with a colon are roles."""
+@pytest.mark.parametrize(
+    ("parts", "turns"),
+    [
+        # White space around turns is layout.
+        ([":user", " Hi!\n", ":assistant", " Well, "], [("user", "Hi!"), ("assistant", "Well, ")]),
+        # Text before the first tag is the system's.
+        (["Be brief.\n", ":user", "Hi!"], [("system", "Be brief."), ("user", "Hi!")]),
+        # A turn of the assistant that is still empty is left to the template.
+        ([" \n", ":user", "Hi!", ":assistant", " "], [("user", "Hi!")]),
+        ([":system", "", ":user", "Hi!"], [("system", ""), ("user", "Hi!")]),
+    ],
+)
+def test_a_prompt_with_roles_is_turns(parts: list[str], turns: list[tuple[str, str]]) -> None:
     transcript = Transcript()
-    for part in prompt_parts:
+    for part in parts:
         if part.startswith(":"):
             transcript.turn(part[1:])
         else:
             transcript.say(part)
-    return messages_of(transcript.prompt_parts)
+
+    assert messages_of(transcript.prompt_parts) == tuple(Message(*turn) for turn in turns)
 
 
 def test_without_roles_a_prompt_is_its_text() -> None:
@@ -315,28 +304,6 @@ def test_without_roles_a_prompt_is_its_text() -> None:
     transcript.fill("X", "b\n")
 
     assert prompt_of(transcript.prompt_parts) == " a b\n"
-
-
-def test_white_space_around_turns_is_layout() -> None:
-    assert chat(":user", " Hi!\n", ":assistant", " Well, ") == (
-        Message("user", "Hi!"),
-        Message("assistant", "Well, "),
-    )
-
-
-def test_text_before_the_first_tag_is_the_systems() -> None:
-    assert chat("Be brief.\n", ":user", "Hi!") == (
-        Message("system", "Be brief."),
-        Message("user", "Hi!"),
-    )
-
-
-def test_a_turn_of_the_assistant_that_is_still_empty_is_left_to_the_template() -> None:
-    assert chat(" \n", ":user", "Hi!", ":assistant", " ") == (Message("user", "Hi!"),)
-
-
-def test_an_empty_turn_in_the_middle_stays() -> None:
-    assert chat(":system", "", ":user", "Hi!") == (Message("system", ""), Message("user", "Hi!"))
 
 
 def test_a_cut_takes_spans_and_turns_with_it() -> None:
