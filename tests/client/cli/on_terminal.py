@@ -1,4 +1,4 @@
-"""`launcher client` on a terminal of its own."""
+"""A command of the launcher on a terminal of its own."""
 
 import asyncio
 import os
@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-ARGV = (sys.executable, "-m", "launcher", "client")
+LAUNCHER = (sys.executable, "-m", "launcher")
+ARGV = (*LAUNCHER, "client")
 
 
 @dataclass
 class Terminal:
-    """A client on a terminal; `said` is all that was written to it."""
+    """A command on a terminal; `said` is all that was written to it."""
 
     process: Process
     fd: int
+    is_over: asyncio.Event
     said: str = ""
 
     async def read_until(self, text: str) -> str:
@@ -40,21 +42,24 @@ def _plain(text: str) -> str:
 
 
 @asynccontextmanager
-async def on_a_terminal(*args: str, **environ: str) -> AsyncIterator[Terminal]:
+async def on_a_terminal(
+    *args: str, command: str = "client", **environ: str
+) -> AsyncIterator[Terminal]:
     ours, theirs = pty.openpty()
     # Wide enough for paths: a line that wraps is drawn anew.
     termios.tcsetwinsize(theirs, (24, 240))
     process = await asyncio.create_subprocess_exec(
-        *ARGV,
+        *LAUNCHER,
+        command,
         *args,
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", **environ},
+        env={**os.environ, "TERM": "xterm-256color", **environ},
         preexec_fn=_take_terminal,
     )
     os.close(theirs)
-    terminal = Terminal(process, ours)
+    terminal = Terminal(process, ours, asyncio.Event())
 
     def read() -> None:
         try:
@@ -64,6 +69,7 @@ async def on_a_terminal(*args: str, **environ: str) -> AsyncIterator[Terminal]:
         terminal.said += chunk.decode(errors="replace")
         if not chunk:
             loop.remove_reader(ours)
+            terminal.is_over.set()
 
     loop = asyncio.get_running_loop()
     loop.add_reader(ours, read)

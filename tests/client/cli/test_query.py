@@ -3,14 +3,12 @@
 import asyncio
 import json
 import os
-import pty
 import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -20,9 +18,10 @@ from client.calls import Constraint, Usage
 from client.cli.query import LiveView, Palette, described, finished, outcome
 from client.query import Choice, Result, Span, State
 from launcher import app
+from tests.client.cli.on_terminal import LAUNCHER, on_a_terminal
 from tests.client.lmtp.peer import USAGE, Peer, performing, performing_aside
 
-ARGV = (sys.executable, "-m", "launcher", "query")
+ARGV = (*LAUNCHER, "query")
 TWO_HOLES = 'argmax\n    "A [X] and {n} [Y]\\n"\nfrom "small"\nwhere len(X) < 4\n'
 
 
@@ -229,38 +228,15 @@ async def test_on_a_terminal_the_prompt_fills_in_with_its_constraint_below(progr
             await peer.done(body["stream_id"], "ab", "eos")
 
     async with performing(slow) as scene:
-        shown = await on_a_terminal(program, "--url", scene.url, "--set", "n=2")
-    live, _, final = shown.rpartition("\x1b[?25h")
+        args = (program, "--url", scene.url, "--set", "n=2")
+        async with on_a_terminal(*args, command="query") as terminal:
+            await asyncio.wait_for(terminal.is_over.wait(), 30)
+    live, _, final = terminal.said.rpartition("\x1b[?25h")
     assert "A \x1b[1;36ma\x1b[0m\x1b[36m█" in live
     assert "[X] where: len(X) < 4" in live
     assert "A \x1b[1;36mab\x1b[0m and 2 \x1b[1;32ma\x1b[0m\x1b[32m█" in live
     assert "A \x1b[1;36mab\x1b[0m and 2 \x1b[1;32mab\x1b[0m" in final
     assert "\x1b[1mX\x1b[0m = 'ab'" in final
-
-
-async def on_a_terminal(*args: str) -> str:
-    ours, theirs = pty.openpty()
-    said: list[bytes] = []
-    loop = asyncio.get_running_loop()
-    is_over = asyncio.Event()
-
-    def read() -> None:
-        try:
-            said.append(os.read(ours, 1 << 16))
-        except OSError:
-            loop.remove_reader(ours)
-            is_over.set()
-
-    environ: dict[str, Any] = {**os.environ, "TERM": "xterm-256color"}
-    process = await asyncio.create_subprocess_exec(
-        *ARGV, *args, stdin=theirs, stdout=theirs, stderr=theirs, env=environ
-    )
-    os.close(theirs)
-    loop.add_reader(ours, read)
-    await asyncio.wait_for(process.wait(), 30)
-    await asyncio.wait_for(is_over.wait(), 30)
-    os.close(ours)
-    return b"".join(said).decode()
 
 
 def shown(view: object, *, height: int = 10, width: int = 20) -> list[str]:

@@ -200,43 +200,42 @@ async def test_a_cancelled_task_cancels_its_request() -> None:
         assert scene.peers[0].received[2][0] == "CANCEL"
 
 
+BROKEN = {"reason": "malformed", "position": 3}
+LATER = {"retry_after_s": 600, "retryable": True}
+
+
 @pytest.mark.parametrize(
-    ("error_type", "kind"),
+    ("error_type", "more", "kind"),
     [
-        ("validation", InvalidRequest),
-        ("unauthorized", Unauthorized),
-        ("model_not_found", ModelNotFound),
-        ("generation", ServerFailed),
+        ("validation", {"field": "stop"}, InvalidRequest),
+        ("unauthorized", {}, Unauthorized),
+        ("model_not_found", {}, ModelNotFound),
+        ("generation", {}, ServerFailed),
+        ("validation", {"field": "constraint", "details": BROKEN}, ConstraintRefused),
+        ("constraint_error", {"field": "constraint", "details": BROKEN}, ConstraintRefused),
+        # Longer than a client waits, and what waiting does not help.
+        ("overloaded", LATER, Overloaded),
+        ("model_load_failed", LATER, ModelNotFound),
     ],
 )
-async def test_an_error_of_the_server_has_its_class(error_type: str, kind: type[Exception]) -> None:
+async def test_an_error_of_the_server_has_its_class_and_its_facts(
+    error_type: str, more: dict[str, Any], kind: type[Exception]
+) -> None:
     async def script(peer: Peer) -> None:
         await peer.greet()
-        body = await peer.expect("GENERATE")
-        await peer.fail(body["stream_id"], error_type, field="stop")
+        for request in ("GENERATE", "BEAMS"):
+            body = await peer.expect(request)
+            await peer.fail(body["stream_id"], error_type, **more)
         await peer.until_closed()
 
     async with performing(script) as scene, LmtpModel(scene.url) as model:
-        with pytest.raises(kind, match="it went wrong") as caught:
-            await model.generate(GenerateCall(prompt="Once"))
-    if isinstance(caught.value, InvalidRequest):
-        assert caught.value.field == "stop"
-
-
-@pytest.mark.parametrize("error_type", ["validation", "constraint_error"])
-async def test_a_refused_constraint_says_why(error_type: str) -> None:
-    async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
-        details = {"reason": "malformed", "position": 3}
-        await peer.fail(body["stream_id"], error_type, field="constraint", details=details)
-        await peer.until_closed()
-
-    async with performing(script) as scene, LmtpModel(scene.url) as model:
-        with pytest.raises(ConstraintRefused) as caught:
-            await model.generate(GenerateCall(prompt="Once"))
-    assert caught.value.field == "constraint"
-    assert caught.value.details == {"reason": "malformed", "position": 3}
+        for asking in (model.generate(GenerateCall(prompt="Once")), parts_of(model, CALL)):
+            with pytest.raises(kind, match="it went wrong") as caught:
+                await asking
+    facts = {name: getattr(caught.value, name, None) for name in more if name != "retryable"}
+    if kind is not ModelNotFound:
+        assert facts == {name: more[name] for name in facts}
+    assert getattr(caught.value, "error_type", None) == error_type
 
 
 async def test_what_cannot_come_at_all_has_no_probability() -> None:
@@ -289,33 +288,6 @@ async def test_a_server_that_leaves_finishes_what_it_has_and_gets_nothing_new() 
             assert (await model.generate(GenerateCall(prompt="Twice"))).text == "abc!"
         assert pieces == ["a", "b"]
         assert len(scene.peers) == 2
-
-
-async def test_an_overloaded_server_is_not_waited_for_beyond_the_bound() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
-        await peer.fail(body["stream_id"], "overloaded", retry_after_s=600, retryable=True)
-        await peer.until_closed()
-
-    async with performing(script) as scene, LmtpModel(scene.url) as model:
-        with pytest.raises(Overloaded) as caught:
-            await model.generate(GenerateCall(prompt="Once"))
-    assert caught.value.retry_after_s == 600
-
-
-async def test_a_model_that_could_not_be_loaded_is_not_waited_for() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
-        more = {"retry_after_s": 20, "retryable": True}
-        await peer.fail(body["stream_id"], "model_load_failed", **more)
-        await peer.until_closed()
-
-    async with performing(script) as scene, LmtpModel(scene.url) as model:
-        with pytest.raises(ModelNotFound) as caught:
-            await model.generate(GenerateCall(prompt="Once"))
-    assert caught.value.error_type == "model_load_failed"
 
 
 async def test_notices_are_handed_on() -> None:
@@ -465,15 +437,3 @@ async def test_dropped_beams_have_the_clients_errors() -> None:
     assert (violated.error, violated.violation, violated.beam.text) == (None, "too short", "c")
     assert answer.candidates is not None
     assert answer.candidates[0].logprob == -math.inf
-
-
-async def test_a_mistake_is_not_asked_again() -> None:
-    async def refuses(peer: Peer) -> None:
-        await peer.greet()
-        stream_id = (await peer.expect("BEAMS"))["stream_id"]
-        await peer.fail(stream_id, "validation", field="width")
-        await peer.until_closed()
-
-    async with performing(refuses) as scene, LmtpModel(scene.url, retry=QUICK) as model:
-        with pytest.raises(InvalidRequest, match="it went wrong"):
-            await parts_of(model, CALL)

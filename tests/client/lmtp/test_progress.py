@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, ServerNotice
-from client.errors import ConnectionLost, Overloaded, ServerFailed, Unreachable
+from client.errors import ConnectionLost, Overloaded, ServerFailed
 from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
@@ -171,16 +171,6 @@ async def test_a_server_that_never_gets_on_is_given_up() -> None:
             with pytest.raises(ConnectionLost):
                 await model.generate(GenerateCall(prompt="Once"))
         assert len(scene.peers) == QUICK.max_tries
-
-
-async def test_a_server_that_does_not_come_back_is_given_up() -> None:
-    async with performing(lost_after_three) as scene:
-        url = scene.url
-        model = LmtpModel(url, retry=QUICK)
-        await model.server()
-    async with model:
-        with pytest.raises((Unreachable, ConnectionLost)):
-            await model.generate(GenerateCall(prompt="Once"))
 
 
 async def test_a_server_that_is_gone_is_noticed_once_and_at_once() -> None:
