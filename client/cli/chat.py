@@ -211,8 +211,12 @@ class Conversation:
         """The prompt of a request for the next answer."""
         if self.is_raw:
             return text
+        return (*self._messages, Message("user", text, images=images))
+
+    @property
+    def _messages(self) -> tuple[Message, ...]:
         system = (Message("system", self.system),) if self.system else ()
-        return (*system, *self.turns, Message("user", text, images=images))
+        return (*system, *self.turns)
 
     @property
     def thought(self) -> str:
@@ -231,8 +235,7 @@ class Conversation:
 
     def write(self, path: Path) -> None:
         """Keeps it in a file. Raises BadInput."""
-        system = (Message("system", self.system),) if self.system else ()
-        turns = [turn_fields(turn) for turn in (*system, *self.turns)]
+        turns = [turn_fields(turn) for turn in self._messages]
         try:
             path.write_text(json.dumps({"messages": turns}, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:

@@ -6,7 +6,6 @@ GET /metrics -> Scrape -> what happened since the one before -> rows
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 import httpx
@@ -35,67 +34,38 @@ def parse(text: str) -> Scrape:
     return {f"{each[1]}{each[2] or ''}": float(each[3]) for each in found if each is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What happened between two scrapes; None: it is not known, or nothing happened.
+def report(before: Scrape, now: Scrape, elapsed_s: float) -> list[tuple[str, str]]:
+    """What happened between two scrapes, row by row; "-": it is not known, or nothing happened.
 
-    Times are in seconds. `kv_use` and `prefix_hits` are shares.
+    A server that was started anew in between has no rates.
     """
 
-    running: float | None
-    queued: float | None
-    tokens_per_s: float | None
-    requests_per_s: float | None
-    refused_per_s: float | None
-    kv_use: float | None
-    prefix_hits: float | None
-    first_token: tuple[float, float] | None
-    between_tokens: tuple[float, float] | None
+    def grown(name: str) -> float | None:
+        later = total(now, name)
+        earlier = total(before, name)
+        if later is None or later < (earlier or 0.0):
+            return None
+        return later - (earlier or 0.0)
 
-    @classmethod
-    def between(cls, before: Scrape, now: Scrape, elapsed_s: float) -> "Report":
-        """The report; a server that was started anew in between has no rates."""
+    def rate(name: str) -> str:
+        count = grown(name)
+        return _number(None if count is None else count / elapsed_s)
 
-        def grown(name: str) -> float | None:
-            later = total(now, name)
-            earlier = total(before, name)
-            if later is None or later < (earlier or 0.0):
-                return None
-            return later - (earlier or 0.0)
-
-        def rate(name: str) -> float | None:
-            count = grown(name)
-            return None if count is None else count / elapsed_s
-
-        return cls(
-            running=total(now, "tgi_batch_current_size"),
-            queued=total(now, "tgi_queue_size"),
-            tokens_per_s=rate("tandem_output_tokens_total"),
-            requests_per_s=rate("tgi_request_count_total"),
-            refused_per_s=rate("tandem_rejected_total"),
-            kv_use=_share(
-                total(now, "tandem_kv_blocks_used"), total(now, "tandem_kv_blocks_capacity")
-            ),
-            prefix_hits=_share(
-                grown("tandem_prefix_cache_hit_tokens_total"), grown("tandem_prompt_tokens_total")
-            ),
-            first_token=_percentiles(before, now, _FIRST_TOKEN),
-            between_tokens=_percentiles(before, now, _BETWEEN_TOKENS),
-        )
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The report for people."""
-        return [
-            ("running", _number(self.running)),
-            ("queued", _number(self.queued)),
-            ("tokens/s", _number(self.tokens_per_s)),
-            ("requests/s", _number(self.requests_per_s)),
-            ("refused/s", _number(self.refused_per_s)),
-            ("KV cache", _bar(self.kv_use)),
-            ("prefix hits", _bar(self.prefix_hits)),
-            ("first token, p50 / p95", _times(self.first_token)),
-            ("between tokens, p50 / p95", _times(self.between_tokens)),
-        ]
+    used = _share(total(now, "tandem_kv_blocks_used"), total(now, "tandem_kv_blocks_capacity"))
+    hits = _share(
+        grown("tandem_prefix_cache_hit_tokens_total"), grown("tandem_prompt_tokens_total")
+    )
+    return [
+        ("running", _number(total(now, "tgi_batch_current_size"))),
+        ("queued", _number(total(now, "tgi_queue_size"))),
+        ("tokens/s", rate("tandem_output_tokens_total")),
+        ("requests/s", rate("tgi_request_count_total")),
+        ("refused/s", rate("tandem_rejected_total")),
+        ("KV cache", _bar(used)),
+        ("prefix hits", _bar(hits)),
+        ("first token, p50 / p95", _times(_percentiles(before, now, _FIRST_TOKEN))),
+        ("between tokens, p50 / p95", _times(_percentiles(before, now, _BETWEEN_TOKENS))),
+    ]
 
 
 def total(scrape: Scrape, name: str) -> float | None:
@@ -130,7 +100,7 @@ def top(url: str, api_key: str | None, period_s: float, num_reports: int | None 
                 except TandemError as error:
                     rows = [("trying again", str(error))]
                 else:
-                    rows = Report.between(before, now, now_s - then_s).rows()
+                    rows = report(before, now, now_s - then_s)
                     before = now
                     then_s = now_s
                 table = _table(url, rows)

@@ -171,19 +171,12 @@ def model(name: str | None = None, *, url: str | None = None, key: str | None = 
     return Server(name, url, key)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A connected model, and the name that is sent with every call."""
-
-    model: Model
-    name: str | None = None
-
-
 @asynccontextmanager
 async def opened(
     wanted: ModelLike | None, clause: object, url: str | None
-) -> AsyncIterator[Opened]:
-    """The model of a query; closes a connection made for it.
+) -> AsyncIterator[tuple[Model, str | None]]:
+    """The model of a query, and the name that is sent with every call; closes a connection made for
+    it.
 
     Precedence: `wanted`, the program's `from` clause, the model of the calling program. A Server
     without a name takes that of the clause. `url`: the server for names.
@@ -191,15 +184,15 @@ async def opened(
     around = surroundings()
     chosen = _chosen(wanted, clause)
     if isinstance(chosen, Server) and chosen.url is None and url is None and around is not None:
-        yield Opened(around.model, chosen.name or around.model_name)
+        yield around.model, chosen.name or around.model_name
     elif isinstance(chosen, Server):
         config = read_config()
         place = chosen.url or url or config.url
         key = chosen.key or read_address(place).key or config.api_key
         async with LmtpModel(place, key=key, on_notice=chosen.on_notice) as connected:
-            yield Opened(connected, chosen.name)
+            yield connected, chosen.name
     else:
-        yield Opened(chosen)
+        yield chosen, None
 
 
 def _chosen(wanted: ModelLike | None, clause: object) -> Model | Server:
@@ -314,10 +307,13 @@ async def _executed(
     around = surroundings()
     trace = choices.get("trace")
     with CallFile(trace) if trace is not None else nullcontext() as calls:
-        async with opened(choices.get("model"), _model(job), choices.get("url")) as answering:
+        async with opened(choices.get("model"), _model(job), choices.get("url")) as (
+            answering,
+            name,
+        ):
             within = RunSurroundings(
-                model=answering.model,
-                model_name=answering.name,
+                model=answering,
+                model_name=name,
                 calls=calls or (around.calls if around else None),
                 on_state=on_state,
                 caller_trace=around.caller_trace if around else None,
@@ -466,9 +462,9 @@ async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer
     if unknown:
         raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
     with TrimmedTracebacks():
-        async with opened(options.get("model"), None, options.get("url")) as answering:
-            call = replace(_generate_call(prompt, options), model=answering.name)
-            return await booked(call, answering.model.generate(call))
+        async with opened(options.get("model"), None, options.get("url")) as (answering, name):
+            call = replace(_generate_call(prompt, options), model=name)
+            return await booked(call, answering.generate(call))
 
 
 async def score(
@@ -483,9 +479,9 @@ async def score(
     if isinstance(values, str) or not wanted or "" in wanted:
         raise ValueError(f"values must be a list of texts, none of them empty. Given: {values!r}")
     with TrimmedTracebacks():
-        async with opened(model, None, url) as answering:
-            call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
-            scores = await booked(call, answering.model.score(call))
+        async with opened(model, None, url) as (answering, name):
+            call = ScoreCall(prompt=prompt, values=wanted, model=name)
+            scores = await booked(call, answering.score(call))
             return Scoring(wanted, scores.values)
 
 

@@ -124,64 +124,54 @@ class Query(Generic[P, R, ValueT]):
         """`run_all`, where no event loop runs."""
         return wait_for(self.run_all(*args, **kwargs), "await run_all(...)")
 
-    def _of(self, instance: object) -> Self:
-        """The query bound to an object; None: unbound."""
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "Query[Concatenate[OwnerT, Q], R, ValueT]",
+        instance: OwnerT,
+        owner: type | None = None,
+        /,
+    ) -> "Query[Q, R, ValueT]": ...
+
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
         if instance is None:
             return self
         function = self._function and MethodType(self._function, instance)
         return type(self)(bound(self._program, instance), self._choices, function)
 
-    def _returned(self, result: Result[ValueT]) -> R:
-        # R is the type of the value or of the Result: see the overloads of `query`.
-        return cast("R", result.value if self._program.returns else result)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The return value; the Result if the query has no return statement."""
+        raise NotImplementedError
+
+    def _returned(self, result: Result[ValueT]) -> Any:
+        return result.value if self._program.returns else result
 
 
-class AsyncQuery(Query[P, R, ValueT]):
+class AsyncQuery(Query[P, Coroutine[Any, Any, R], ValueT], Generic[P, R, ValueT]):
     """A query defined by `async def`."""
 
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> Self: ...
-
-    @overload
-    def __get__(
-        self: "AsyncQuery[Concatenate[OwnerT, Q], R, ValueT]",
-        instance: OwnerT,
-        owner: type | None = None,
-        /,
-    ) -> "AsyncQuery[Q, R, ValueT]": ...
-
-    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
-        return self._of(instance)
-
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The return value; the Result if the query has no return statement."""
-        return self._returned(await self.run(*args, **kwargs))
+        returned: R = self._returned(await self.run(*args, **kwargs))
+        return returned
 
 
 class SyncQuery(Query[P, R, ValueT]):
     """A query defined by `def`."""
 
-    @overload
-    def __get__(self, instance: None, owner: type, /) -> Self: ...
-
-    @overload
-    def __get__(
-        self: "SyncQuery[Concatenate[OwnerT, Q], R, ValueT]",
-        instance: OwnerT,
-        owner: type | None = None,
-        /,
-    ) -> "SyncQuery[Q, R, ValueT]": ...
-
-    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
-        return self._of(instance)
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The return value; the Result if the query has no return statement."""
-        return self._returned(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
+        returned: R = self._returned(
+            wait_for(self.run(*args, **kwargs), "await run(...), or async def")
+        )
+        return returned
 
 
 class Template(Query[..., Any, Any]):
     """A query made by F. It takes only keywords, so in a class it is no method."""
+
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
+        return self
 
     def __call__(self, **keywords: object) -> Any:
         """The hole's value; a dict for several holes."""

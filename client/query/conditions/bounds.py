@@ -64,19 +64,6 @@ from client.query.conditions.terms import (
 )
 from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
-from constraints.where.terms import (
-    And,
-    Compare,
-    Constant,
-    Contains,
-    Expression,
-    IsFloat,
-    IsInt,
-    Matches,
-    Measure,
-    OneOf,
-    Relation,
-)
 
 FALSE = where.Constant(False)
 TRUE = where.Constant(True)
@@ -183,12 +170,14 @@ FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
 # The server's language has numbers of at most 18 digits, more than any count needs.
 MAX_BOUND = 10**18 - 1
 # The measures that the kinds of numbers are.
-_NUMBERS: Mapping[str, Measure | None] = {INT.name: Measure.INT, FLOAT.name: None}
+_NUMBERS: Mapping[str, where.Measure | None] = {INT.name: where.Measure.INT, FLOAT.name: None}
 # All substrings of a text are listed if they have at most so many characters together.
 _MAX_SUBSTRINGS_LEN = 20_000
 
 
-def measured(measure: Measure | None, relation: str, constant: object, place: Place) -> Expression:
+def measured(
+    measure: where.Measure | None, relation: str, constant: object, place: Place
+) -> where.Expression:
     """A measure of the hole compared with a number, or `in` some numbers.
 
     measure: None: float(X), or a hole of that kind
@@ -203,7 +192,7 @@ def measured(measure: Measure | None, relation: str, constant: object, place: Pl
             return _bounded(measure, relation, number)
         if number.is_finite():
             return numerals_related(relation, number)
-        return _beyond(relation, number, IsFloat())
+        return _beyond(relation, number, where.IsFloat())
     numbers = _numbers(value)
     if relation not in ("in", "not in") or numbers is None:
         raise BadCondition(f"{what}. Given: {relation} {described(value)}", place)
@@ -215,35 +204,39 @@ def measured(measure: Measure | None, relation: str, constant: object, place: Pl
         return is_one
     # A text that is no number satisfies no comparison.
     if measure is None:
-        return And((IsFloat(), opposite(is_one)))
-    return And((IsInt(), opposite(is_one))) if measure is Measure.INT else opposite(is_one)
+        return where.And((where.IsFloat(), opposite(is_one)))
+    return (
+        where.And((where.IsInt(), opposite(is_one)))
+        if measure is where.Measure.INT
+        else opposite(is_one)
+    )
 
 
-def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
+def _bounded(measure: where.Measure, relation: str, bound: Decimal) -> where.Expression:
     """The measure is a whole number, the bound any number."""
-    is_int = measure is Measure.INT
-    always: Expression = IsInt() if is_int else Constant(True)
+    is_int = measure is where.Measure.INT
+    always: where.Expression = where.IsInt() if is_int else where.Constant(True)
     if not bound.is_finite():
         return _beyond(relation, bound, always)
     if bound != bound.to_integral_value():
         if relation in ("==", "!="):
-            return Constant(False) if relation == "==" else always
+            return where.Constant(False) if relation == "==" else always
         relation, whole = ("<=", math.floor(bound)) if "<" in relation else (">=", math.ceil(bound))
     else:
         whole = int(bound)
     if not is_int and (whole < 0 or (whole == 0 and relation in ("<", ">="))):
-        return Constant(relation in (">", ">=", "!="))
+        return where.Constant(relation in (">", ">=", "!="))
     if abs(whole) <= MAX_BOUND:
-        return Compare(measure, Relation(relation), whole)
+        return where.Compare(measure, where.Relation(relation), whole)
     if is_int:
-        return And((IsInt(), numerals_related(relation, Decimal(whole))))
-    return Constant(relation in ("<", "<=", "!="))
+        return where.And((where.IsInt(), numerals_related(relation, Decimal(whole))))
+    return where.Constant(relation in ("<", "<=", "!="))
 
 
-def _beyond(relation: str, bound: Decimal, always: Expression) -> Expression:
+def _beyond(relation: str, bound: Decimal, always: where.Expression) -> where.Expression:
     """Comparison with infinity or NaN."""
     wanted = ("!=",) if bound.is_nan() else ("!=", "<", "<=") if bound > 0 else ("!=", ">", ">=")
-    return always if relation in wanted else Constant(False)
+    return always if relation in wanted else where.Constant(False)
 
 
 def _numbers(value: object) -> range | list[object] | None:
@@ -256,21 +249,23 @@ def _numbers(value: object) -> range | list[object] | None:
     return numbers if all(map(is_number, numbers)) else None
 
 
-def _among(measure: Measure, numbers: range | list[object]) -> Expression:
+def _among(measure: where.Measure, numbers: range | list[object]) -> where.Expression:
     if isinstance(numbers, range) and numbers.step == 1 and numbers:
         low = _bounded(measure, ">=", Decimal(numbers[0]))
-        return And((low, _bounded(measure, "<=", Decimal(numbers[-1]))))
+        return where.And((low, _bounded(measure, "<=", Decimal(numbers[-1]))))
     bounds = [exact_number(number) for number in numbers]
-    if measure is Measure.INT and len(bounds) > 1:
+    if measure is where.Measure.INT and len(bounds) > 1:
         finite = (bound for bound in bounds if bound.is_finite())
-        return And((IsInt(), numerals_among(finite)))
+        return where.And((where.IsInt(), numerals_among(finite)))
     return any_of(_bounded(measure, "==", bound) for bound in bounds)
 
 
 # The hole itself
 
 
-def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
+def subject(
+    kind: HoleKind, relation: str, constant: object, place: Place
+) -> where.Expression | None:
     """The hole's text or value on the left; `in` a text only if that is short."""
     if kind.schema is not None:
         return None
@@ -280,7 +275,7 @@ def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Ex
             for text in kind.choices
             if compared(kind.finished(text), relation, constant, place)
         ]
-        return OneOf(tuple(holding))
+        return where.OneOf(tuple(holding))
     match relation:
         case "in":
             return _member(kind, constant, place)
@@ -294,7 +289,7 @@ def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Ex
     return _ordered(kind, relation, constant, place)
 
 
-def contained(kind: HoleKind, constant: object, place: Place) -> Expression | None:
+def contained(kind: HoleKind, constant: object, place: Place) -> where.Expression | None:
     """`constant in X`."""
     text = text_of(constant)
     if kind.schema is not None:
@@ -302,7 +297,7 @@ def contained(kind: HoleKind, constant: object, place: Place) -> Expression | No
     if text is None or (is_number(constant) and not isinstance(constant, Finished)):
         what = f"{described(constant)} cannot be looked for in a text"
         raise BadCondition(what, place)
-    return Contains(text)
+    return where.Contains(text)
 
 
 def text_of(constant: object) -> str | None:
@@ -313,7 +308,7 @@ def text_of(constant: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression:
+def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> where.Expression:
     value = bare(constant)
     text = text_of(constant)
     if is_number(value) and kind.name in _NUMBERS:
@@ -321,11 +316,13 @@ def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Exp
     if text is None and is_number(value):
         what = f"the hole is {kind.name} and never {described(value)}"
         raise BadCondition(f"{what}: compare int(X), or write [X: int]", place)
-    found: Expression = Constant(False) if text is None else OneOf((text,))
+    found: where.Expression = where.Constant(False) if text is None else where.OneOf((text,))
     return found if relation == "==" else opposite(found)
 
 
-def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
+def _ordered(
+    kind: HoleKind, relation: str, constant: object, place: Place
+) -> where.Expression | None:
     value = bare(constant)
     if is_number(value) and kind.name in _NUMBERS:
         return measured(_NUMBERS[kind.name], relation, constant, place)
@@ -339,12 +336,12 @@ def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> E
     raise BadCondition(what + hint, place)
 
 
-def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None:
+def _member(kind: HoleKind, constant: object, place: Place) -> where.Expression | None:
     text = text_of(constant)
     if text is not None:
         return _substring_of(text)
     if kind.name == INT.name and isinstance(constant, range):
-        return _among(Measure.INT, constant)
+        return _among(where.Measure.INT, constant)
     items = _items(constant, place)
     numbers = [item for item in items if is_number(item)]
     if numbers and kind.python is str:
@@ -353,10 +350,10 @@ def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None
             ' strings, "7", or write [X: int]',
             place,
         )
-    parts: list[Expression] = []
+    parts: list[where.Expression] = []
     texts = tuple(dict.fromkeys(item for item in items if isinstance(item, str)))
     if texts or not numbers:
-        parts.append(OneOf(texts))
+        parts.append(where.OneOf(texts))
     if numbers:
         parts.append(measured(_NUMBERS[kind.name], "in", numbers, place))
     return any_of(parts)
@@ -372,18 +369,23 @@ def _items(constant: object, place: Place) -> list[object]:
     return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
 
 
-def _substring_of(text: str) -> Expression | None:
+def _substring_of(text: str) -> where.Expression | None:
     length = len(text)
     if length * (length + 1) * (length + 2) // 6 > _MAX_SUBSTRINGS_LEN:
         return None
     found = (text[start:end] for start in range(length + 1) for end in range(start, length + 1))
-    return OneOf(tuple(dict.fromkeys(found)))
+    return where.OneOf(tuple(dict.fromkeys(found)))
 
 
-def around_substrings(text: str) -> Expression:
+def around_substrings(text: str) -> where.Expression:
     """A superset of the substrings of a text: no longer, and no other characters."""
     chars = "".join(map(re.escape, sorted(set(text))))
-    return And((Compare(Measure.CHARS, Relation.LE, len(text)), Matches(f"[{chars}]*")))
+    return where.And(
+        (
+            where.Compare(where.Measure.CHARS, where.Relation.LE, len(text)),
+            where.Matches(f"[{chars}]*"),
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,7 +608,7 @@ def _folded_comparison(fold: str, relation: str, constant: object, place: Place)
     return negated(found) if relation in ("!=", "not in") else found
 
 
-def _of_case(found: tuple[Expression, Expression] | None) -> Bounds:
+def _of_case(found: tuple[where.Expression, where.Expression] | None) -> Bounds:
     return OPEN if found is None else Bounds(*found)
 
 

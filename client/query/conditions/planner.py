@@ -41,17 +41,6 @@ from client.query.errors import BadCondition, ProgramFailed, Unsatisfiable
 from constraints.where import terms as where
 from constraints.where.evaluate import holds
 from constraints.where.normal_form import contradiction, is_plainly_empty, top_parts
-from constraints.where.terms import (
-    Compare,
-    Expression,
-    IsFloat,
-    IsInt,
-    Measure,
-    OneOf,
-    StopsAt,
-    StopsBefore,
-    text,
-)
 
 
 class StopMode(Enum):
@@ -109,10 +98,10 @@ def hole_request(
     if kind.schema is not None:
         return _json(name, kind, parts, num_tokens)
     if not refused and stops is StopMode.CUT and _only_truncates(parts):
-        dropped = _phrases(parts, StopsBefore)
+        dropped = _phrases(parts, where.StopsBefore)
         return HolePlan(
             value=kind.value,
-            stop=dropped or _phrases(parts, StopsAt),
+            stop=dropped or _phrases(parts, where.StopsAt),
             keeps_stop=not dropped,
             max_tokens=num_tokens,
         )
@@ -147,7 +136,7 @@ def _is_upper(part: where.Expression) -> bool:
 # Stops without a mask
 
 
-def _phrases(parts: Parts, kind: type[StopsAt | StopsBefore]) -> tuple[str, ...]:
+def _phrases(parts: Parts, kind: type[where.StopsAt | where.StopsBefore]) -> tuple[str, ...]:
     """Those of all stop operators of a kind, in their order."""
     phrases = (phrase for part in parts if isinstance(part, kind) for phrase in part.phrases)
     return tuple(dict.fromkeys(phrases))
@@ -157,9 +146,11 @@ def _only_truncates(parts: Parts) -> bool:
     """Whether all parts are stop operators and bounds of tokens. A server keeps all stop strings in
     the text, or none.
     """
-    are_stops = all(isinstance(part, StopsAt | StopsBefore) or _is_upper(part) for part in parts)
-    kept = _phrases(parts, StopsAt)
-    dropped = _phrases(parts, StopsBefore)
+    are_stops = all(
+        isinstance(part, where.StopsAt | where.StopsBefore) or _is_upper(part) for part in parts
+    )
+    kept = _phrases(parts, where.StopsAt)
+    dropped = _phrases(parts, where.StopsBefore)
     phrases = (*kept, *dropped)
     is_short = len(phrases) <= _MAX_STOPS and all(len(each) <= _MAX_STOP_LEN for each in phrases)
     return are_stops and is_short and not (kept and dropped)
@@ -213,7 +204,7 @@ def _constraint(parts: Parts) -> Constraint | None:
             return Constraint("choice", list(values))
         case (where.Matches(pattern),) if pattern:
             return Constraint("regex", pattern)
-    return Constraint("where", text(where.all_of(parts)))
+    return Constraint("where", where.text(where.all_of(parts)))
 
 
 # JSON
@@ -224,7 +215,7 @@ def _json(name: str, kind: HoleKind, parts: Parts, max_tokens: int | None) -> Ho
         if not _is_upper(part):
             raise BadCondition(
                 f"`{name}` is {kind.name}, whose text is JSON: "
-                f"{rename_subject(text(part), name)} cannot be kept "
+                f"{rename_subject(where.text(part), name)} cannot be kept "
                 "beside its schema; say it in the type, or with a function of the value"
             )
     return HolePlan(
@@ -248,7 +239,7 @@ def enumerate_checks(
     if checks and current.kind.name == INT.name:
         parts = (*_numbers(parts), *parts)
     parts = listed(parts)
-    if not parts or not isinstance(parts[0], OneOf) or len(parts[0].values) > _MAX_TRIED:
+    if not parts or not isinstance(parts[0], where.OneOf) or len(parts[0].values) > _MAX_TRIED:
         return parts, tuple(checks)
     texts = parts[0].values
     left = []
@@ -258,18 +249,24 @@ def enumerate_checks(
             left.append(check)
         else:
             texts = passing
-    return (OneOf(texts), *parts[1:]), tuple(left)
+    return (where.OneOf(texts), *parts[1:]), tuple(left)
 
 
 def _numbers(parts: Parts) -> Parts:
     """The numbers between the bounds of the hole's value, if they are few."""
-    bounds = [part for part in parts if isinstance(part, Compare) and part.measure is Measure.INT]
+    bounds = [
+        part
+        for part in parts
+        if isinstance(part, where.Compare) and part.measure is where.Measure.INT
+    ]
     low = max((each.bound for each in bounds if each.relation in _LOWER), default=None)
     high = min((each.bound for each in bounds if each.relation in _UPPER), default=None)
     if low is None or high is None or high - low > _MAX_TRIED + 1:
         return ()
     texts = map(str, range(low, high + 1))
-    return (OneOf(tuple(each for each in texts if all(holds(part, each) for part in bounds))),)
+    return (
+        where.OneOf(tuple(each for each in texts if all(holds(part, each) for part in bounds))),
+    )
 
 
 def _passing(term: Term, texts: Iterable[str], current: CurrentHole) -> tuple[str, ...] | None:
@@ -349,14 +346,16 @@ def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str
         raise Unsatisfiable(what, part.place)
 
 
-def _parts(kind: HoleKind, says: Sequence[Bounds]) -> tuple[Expression, ...]:
+def _parts(kind: HoleKind, says: Sequence[Bounds]) -> tuple[where.Expression, ...]:
     """The distinct parts of the mask's conjunction."""
     texts = () if kind.texts is None else (kind.texts,)
     whole = all_of((*texts, *(said.upper for said in says)))
     parts = dict.fromkeys(part for part in top_parts(whole) if part != TRUE)
-    is_compared = any(isinstance(part, Compare) and part.measure is Measure.INT for part in parts)
+    is_compared = any(
+        isinstance(part, where.Compare) and part.measure is where.Measure.INT for part in parts
+    )
     if is_compared or kind.name == INT.name:
-        parts.pop(IsInt(), None)
+        parts.pop(where.IsInt(), None)
     if kind.name == FLOAT.name:
-        parts.pop(IsFloat(), None)
+        parts.pop(where.IsFloat(), None)
     return tuple(parts)

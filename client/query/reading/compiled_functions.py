@@ -668,16 +668,17 @@ class Calls:
 
     def support(self, number: int, name: str, values: object) -> tuple[str, ...]:
         """The values of a distribution. Raises BadProgram."""
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            what = f"a distribution over {name} needs a list of strings. Given: {values!r}"
-            raise BadProgram(what, self._places[number], self._source)
-        given = list(islice(values, MAX_VALUES + 1))
-        if len(given) > MAX_VALUES:
-            what = f"a distribution over {name} has at most {MAX_VALUES} values. Given: more"
-            raise BadProgram(what, self._places[number], self._source)
+        given = []
+        if isinstance(values, Iterable) and not isinstance(values, str):
+            given = list(islice(values, MAX_VALUES + 1))
         texts = [value for value in given if isinstance(value, str) and value]
-        if not given or len(texts) < len(given):
-            what = f"a distribution over {name} needs strings that are not empty. Given: {given!r}"
+        rule = None
+        if len(given) > MAX_VALUES:
+            rule = f"has at most {MAX_VALUES} values. Given: more"
+        elif not given or len(texts) < len(given):
+            rule = f"needs a list of strings that are not empty. Given: {given or values!r}"
+        if rule is not None:
+            what = f"a distribution over {name} {rule}"
             raise BadProgram(what, self._places[number], self._source)
         return tuple(dict.fromkeys(texts))
 

@@ -153,15 +153,9 @@ def sample(
 
     `sampling`: fields of Sampling; the default `temperature` is 1.
     """
-    options = {
-        "n": n,
-        "max_tokens": max_tokens,
-        "max_len": max_len,
-        "tries": tries,
-        "stops": stops,
-        "normalised": normalised,
-    }
-    return _decoding("sample", {**options, **sampling})
+    options = {**locals()}
+    drawn = options.pop("sampling")
+    return _decoding("sample", {**options, **drawn})
 
 
 def beam(

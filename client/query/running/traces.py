@@ -395,20 +395,28 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
     made = Finished(value, answer.text, answer.num_tokens)
     values = {**reached.values, hole.name: made}
     for check in plan.checks:
-        try:
-            truth = evaluate(check.term, values)
-        except QueryError as error:
-            locate(error, hole.place, source)
-            raise
-        if truth is False:
-            what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
-            raise Rejected(what, answer.text, value, hole.place, source)
+        _judged(check, values, hole, source)
     return LogEntry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
         prompt_before=reached.prompt_parts,
         value=plan.value,
         deferred_checks=_left(reached, plan),
     )
+
+
+def _judged(check: Check, values: Mapping[str, object], hole: Hole, source: Source) -> bool | None:
+    """Whether the check holds; None: it is about later holes, too. Raises Rejected if it fails."""
+    try:
+        truth = evaluate(check.term, values)
+    except QueryError as error:
+        locate(error, hole.place, source)
+        raise
+    if truth is False:
+        made = values[hole.name]
+        assert isinstance(made, Finished)
+        what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(made.value)}"
+        raise Rejected(what, made.text, made.value, hole.place, source)
+    return truth
 
 
 def _left(reached: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
@@ -572,14 +580,10 @@ class CallContext:
         left = [check for check in self._deferred_checks if hole.name not in check.names]
         for check in about:
             try:
-                truth = evaluate(check.term, values)
+                if _judged(check, values, hole, self._source) is None:
+                    left.append(check)
             except QueryError as error:
                 await self._abort(error, hole)
-            if truth is None:
-                left.append(check)
-            elif not truth:
-                what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
-                await self._abort(Rejected(what, text, value, hole.place, self._source), hole)
         self._deferred_checks = tuple(left)
 
     async def _bind(self, hole: Hole, made: Finished) -> object:
