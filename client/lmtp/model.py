@@ -14,7 +14,7 @@ shows that both requests generate the same output.
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,16 +39,13 @@ from client.lmtp.frames import Greeting, Part, StreamEnd, beams_frame, generate_
 
 
 class GenerateProgress:
-    """The tokens received of one GenerateCall. `clock` is in seconds."""
+    """The tokens received of one GenerateCall."""
 
-    def __init__(
-        self, call: GenerateCall, *, draw_seed: Callable[[], int], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, call: GenerateCall, *, draw_seed: Callable[[], int]) -> None:
         if call.sampling.temperature > 0 and call.sampling.seed is None:
             call = replace(call, sampling=replace(call.sampling, seed=draw_seed()))
         self._call = call
-        self._clock = clock
-        self._started_s = clock()
+        self._started_s = time.monotonic()
         self._tokens: list[GeneratedToken] = []
         self._repeated: GeneratedToken | None = None
         self._is_different = False
@@ -66,7 +63,7 @@ class GenerateProgress:
         self._known_text = "".join(token.text for token in known)
         self._known_thought = "".join(token.thought or "" for token in known)
         if call.timeout_s is not None:
-            left_s = call.timeout_s - (self._clock() - self._started_s)
+            left_s = call.timeout_s - (time.monotonic() - self._started_s)
             call = replace(call, timeout_s=max(left_s, 0.001))
         output = (*call.output, *(token.token_id for token in known))
         return replace(call, output=output)
@@ -134,23 +131,11 @@ class RetryPolicy:
 
 
 class Retries:
-    """The retries of one request. `on_lost` is called before a pause without a server.
+    """The retries of one request. `on_lost` is called before a pause without a server."""
 
-    `sleep` waits, `draw` makes pauses random (0 to 1).
-    """
-
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        on_lost: Callable[[TandemError], None] = lambda _: None,
-        *,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        draw: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, policy: RetryPolicy, on_lost: Callable[[TandemError], None]) -> None:
         self._policy = policy
         self._on_lost = on_lost
-        self._sleep = sleep
-        self._draw = draw
         self._num_failures = 0
         self._waited_s = 0.0
 
@@ -170,7 +155,7 @@ class Retries:
                 raise error
             if not isinstance(error, ServerFailed):
                 self._on_lost(error)
-            await self._sleep(self._pause_s(self._num_failures))
+            await asyncio.sleep(self._pause_s(self._num_failures))
 
     async def _wait_for_room(self, error: Overloaded) -> None:
         self._num_failures += 1
@@ -178,12 +163,12 @@ class Retries:
         if self._waited_s + pause_s > self._policy.max_wait_s:
             raise error
         self._waited_s += pause_s
-        await self._sleep(pause_s)
+        await asyncio.sleep(pause_s)
 
     def _pause_s(self, num_failures: int) -> float:
         # Random, so that clients which lost the same server do not all return at once.
         longest_s = self._policy.first_pause_s * 2.0 ** min(num_failures - 1, 30)
-        return min(longest_s, self._policy.max_pause_s) * (0.5 + self._draw() / 2)
+        return min(longest_s, self._policy.max_pause_s) * (0.5 + random.random() / 2)
 
 
 def _is_temporary(error: TandemError) -> bool:
@@ -225,7 +210,6 @@ class LmtpModel:
         on_notice: OnNotice = ignore_notice,
         timeout_s: float = 10.0,
         draw_seed: Callable[[], int] = draw_seed,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = read_address(url, key)
         self._name = name
@@ -233,7 +217,6 @@ class LmtpModel:
         self._on_notice = on_notice
         self._timeout_s = timeout_s
         self._draw_seed = draw_seed
-        self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting = asyncio.Lock()
         # More than one where some are full or drain, or where a server binds each to one model.
@@ -259,7 +242,7 @@ class LmtpModel:
     async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
         """The tokens as they come, then the Answer; closing it early cancels the request."""
         call = replace(call, model=call.model or self._name)
-        progress = GenerateProgress(call, draw_seed=self._draw_seed, clock=self._clock)
+        progress = GenerateProgress(call, draw_seed=self._draw_seed)
         retries = Retries(self._retry, self._say_lost)
         while True:
             try:

@@ -14,7 +14,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from client.query.conditions.evaluate import Finished, is_number
 from client.query.conditions.terms import Called, Compared, Ref, Term, Value, operator_of, strings
-from client.query.errors import BadCondition, Place
+from client.query.errors import BadCondition
 from constraints.where import terms as where
 
 _MAX_INT_LEN = 4000
@@ -189,11 +189,6 @@ def hole_type(conjuncts: Sequence[Term], name: str, annotation: object | None) -
     """By its annotation, or by int(X), float(X), type(X) is T. Raises BadCondition."""
     if annotation is not None:
         return kind_of(annotation)
-    return type_from_conditions(conjuncts, name) or kind_of(None)
-
-
-def type_from_conditions(conjuncts: Sequence[Term], name: str) -> HoleKind | None:
-    """The kind that conditions require; None: they require none."""
     for part in conjuncts:
         match part:
             case Called(arguments=(Ref(about),)) if about == name:
@@ -202,12 +197,8 @@ def type_from_conditions(conjuncts: Sequence[Term], name: str) -> HoleKind | Non
                     return typed
             case Compared(Called("type", (Ref(about),)), "is" | "==", Value(wanted), place):
                 if about == name:
-                    return _typed(wanted, place)
-    return None
-
-
-def _typed(wanted: object, place: Place) -> HoleKind:
-    try:
-        return kind_of(wanted)
-    except BadCondition as error:
-        raise BadCondition(error.message, place) from error
+                    try:
+                        return kind_of(wanted)
+                    except BadCondition as error:
+                        raise BadCondition(error.message, place) from error
+    return TEXT

@@ -124,21 +124,14 @@ def _read(node: ast.AST, inner: frozenset[str]) -> Iterator[ast.Name]:
             # The first iterable is evaluated outside: x in [x for x in x].
             first, *_ = node.generators
             yield from _read(first.iter, inner)
-            inner |= {name for each in node.generators for name in _bindings(each.target)}
+            inner |= names_bound(each.target for each in node.generators)
     for child in ast.iter_child_nodes(node):
         yield from _read(child, inner)
 
 
-def names_bound(statements: Iterable[ast.stmt]) -> set[str]:
+def names_bound(statements: Iterable[ast.AST]) -> set[str]:
     """Names that statements bind in their own scope."""
-    return {name for statement in statements for name in _bindings(statement)}
-
-
-def _bindings(node: ast.AST) -> Iterator[str]:
-    yield from _bound_by(node)
-    if not isinstance(node, SCOPES):
-        for child in ast.iter_child_nodes(node):
-            yield from _bindings(child)
+    return {name for node in own_scope(statements) for name in _bound_by(node)}
 
 
 def _bound_by(node: ast.AST) -> Iterator[str]:
@@ -164,17 +157,12 @@ def names_bound_anywhere(statements: Iterable[ast.stmt]) -> set[str]:
     return declared.union(*map(_bound_by, nodes))
 
 
-def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+def own_scope(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All nodes of statements, without the bodies of nested functions and classes."""
-    for statement in statements:
-        yield from _nodes(statement)
-
-
-def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    yield node
-    if not isinstance(node, SCOPES):
-        for child in ast.iter_child_nodes(node):
-            yield from _nodes(child)
+    for node in statements:
+        yield node
+        if not isinstance(node, SCOPES):
+            yield from own_scope(ast.iter_child_nodes(node))
 
 
 # Errors of Python's parser: syntax, null bytes and lone surrogates, too deep nesting.

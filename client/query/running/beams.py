@@ -71,12 +71,6 @@ async def branch_after(
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
-async def advance(branch: Branch, text: str, sender: RequestSender) -> AnyBranch:
-    """The branch behind a hole with this text. Raises the errors in DEAD."""
-    trace = await branch.answered(text)
-    return await branch_after(trace, sender, branch.state.logprob, branch.state.num_tokens)
-
-
 def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
     """The hole as a BeamHole, from its start."""
     call = at.call
@@ -134,12 +128,6 @@ class _Filled:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    score: float
-    trace: FinishedBranch | _Filled
-
-
 class _Search:
     """Owner of one search's traces and their waiting runs."""
 
@@ -150,7 +138,7 @@ class _Search:
         self._active: list[Branch] = []
         # Holes with a run that may be waiting.
         self._open: list[AtHole] = []
-        self._ended: list[_Scored] = []
+        self._ended: list[tuple[float, FinishedBranch | _Filled]] = []
         self._failure: QueryError | None = None
         self._num_candidates: int | None = None
 
@@ -165,7 +153,7 @@ class _Search:
             await self._close_dropped()
         if not self._ended and self._failure is not None:
             raise no_tries_left(self._failure)
-        ended = await gather_or_cancel(_finish(each.trace) for each in self._ended)
+        ended = await gather_or_cancel(_finish(trace) for _, trace in self._ended)
         return None if None in ended else [each for each in ended if each is not None]
 
     async def _go_on(self) -> None:
@@ -206,7 +194,7 @@ class _Search:
             length_penalty=beam.length_penalty,
             early_stopping=beam.early_stopping,
             max_len=beam.max_len,
-            ended=tuple(each.score for each in self._ended if math.isfinite(each.score)),
+            ended=tuple(score for score, _ in self._ended if math.isfinite(score)),
             num_candidates=self._num_candidates,
         )
 
@@ -262,7 +250,9 @@ class _Search:
         if not state.is_ended:
             return branch
         try:
-            return self._track(await advance(branch, state.text, self._sender))
+            trace = await branch.answered(state.text)
+            place = await branch_after(trace, self._sender, state.logprob, state.num_tokens)
+            return self._track(place)
         except DEAD as error:
             self._failure = error
             return None
@@ -273,8 +263,8 @@ class _Search:
             return
         at_end = place.branch.state if isinstance(place, _Filled) else place
         score = score_of(at_end.logprob, at_end.num_tokens, self._beam.length_penalty)
-        self._ended.append(_Scored(score, place))
-        self._ended.sort(key=lambda each: -each.score)
+        self._ended.append((score, place))
+        self._ended.sort(key=lambda each: -each[0])
         del self._ended[self._beam.n :]
 
 
