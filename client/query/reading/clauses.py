@@ -98,7 +98,7 @@ class Distribution:
         close = get_close_matches(self.name, holes, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         what = f"a distribution over {self.name}, which is no hole of {where}{hint}"
-        raise text.bad(what, self.name_span.start, self.name_span.end)
+        raise text.bad(what, self.name_span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +474,7 @@ class _Splitter:
         return SourceSpan(self._tokens[index + 1].start, self._tokens[behind - 1].end)
 
     def _bad(self, message: str, token: Token) -> BadProgram:
-        return self._text.bad(message, token.start, token.end)
+        return self._text.bad(message, SourceSpan(token.start, token.end))
 
 
 def _unknown(word: str) -> str:

@@ -132,7 +132,7 @@ class Body:
             self._read(statement, is_own=True)
         for prompt in self.prompts:
             what = "a prompt in front of the decoder clause"
-            raise self._text.bad(what, prompt.span.start, prompt.span.end)
+            raise self._text.bad(what, prompt.span)
         self.up_to_last_prompt: Sequence[ast.stmt] = ()
         for index, statement in enumerate(self.statements):
             num_before = len(self._prompts)
@@ -168,16 +168,18 @@ class Body:
             case ast.Expr() if is_own:
                 self._check_lost(node)
             case ast.Yield() | ast.YieldFrom() if is_own:
-                raise self._bad("`yield` cannot stand in a program", node)
+                raise self._nodes.bad("`yield` cannot stand in a program", node)
             case ast.Name():
                 check_is_free(self._text, node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._check_function(node)
             case ast.ImportFrom(module="__future__"):
-                raise self._bad("`from __future__` in a program: put types in quotes instead", node)
+                raise self._nodes.bad(
+                    "`from __future__` in a program: put types in quotes instead", node
+                )
             case ast.alias(name="*"):
                 # Python's message would say that it is allowed in modules only, which misleads.
-                raise self._bad("`*` in a program: write the names that you import", node)
+                raise self._nodes.bad("`*` in a program: write the names that you import", node)
         for child in ast.iter_child_nodes(node):
             self._read(child, is_own=is_own and not isinstance(node, SCOPES))
 
@@ -188,7 +190,7 @@ class Body:
         for node in _idle(statement.value):
             match node:
                 case ast.Constant(value=str() as value) if HOLE.search(value):
-                    raise self._bad(
+                    raise self._nodes.bad(
                         "a prompt is strings alone: put values into it with braces, "
                         "and choose between prompts with `if`",
                         statement,
@@ -207,13 +209,8 @@ class Body:
                 raise self._text.bad(
                     "a prompt in a function that the program defines; prompts stand in the "
                     "program itself, or in a query of their own",
-                    found[1].span.start,
-                    found[1].span.end,
+                    found[1].span,
                 )
-
-    def _bad(self, message: str, node: ast.expr | ast.stmt | ast.alias) -> BadProgram:
-        span = self._nodes.span(node)
-        return self._text.bad(message, span.start, span.end)
 
 
 def statements_of(text: Text, layout: Layout) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -464,7 +461,7 @@ class _PythonProgram:
         for hole in (hole for prompt in self._body.prompts for hole in prompt.holes):
             if hole.name in self._scope.parameters.parameters:
                 what = f"the hole {hole.name} has the name of a parameter"
-                raise self._text.bad(what, hole.span.start, hole.span.end)
+                raise self._text.bad(what, hole.span)
 
     def _rebound(self) -> AbstractSet[str]:
         """The holes whose variables the program's own code assigns, too."""
@@ -523,8 +520,7 @@ class _PythonProgram:
             if isinstance(node, ast.Global):
                 names_text = ", ".join(node.names)
                 what = f"`global {names_text}`: the variables of a program are those of one run; "
-                span = self._nodes.span(node)
-                raise self._text.bad(f"{what}write `nonlocal {names_text}`", span.start, span.end)
+                raise self._nodes.bad(f"{what}write `nonlocal {names_text}`", node)
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
         name = _CONTEXT_FOR_PEOPLE

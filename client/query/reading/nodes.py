@@ -48,6 +48,10 @@ class Nodes:
         end = self.text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
         return SourceSpan(start, end)
 
+    def bad(self, message: str, node: ast.expr | ast.stmt | ast.alias) -> BadProgram:
+        """An error at the place of a node."""
+        return self.text.bad(message, self.span(node))
+
     def call(self, method: str, span: SourceSpan, *arguments: ast.expr) -> ast.expr:
         """A call of `Calls`; its first argument is the number of the place."""
         return self.at(plain_call(CALLS, method, [self.number(span), *arguments]), span)
@@ -198,7 +202,7 @@ def check_is_free(text: Text, node: ast.Name) -> None:
     if node.id.startswith(CALLS):
         start = text.offset_of_bytes(node.lineno, node.col_offset)
         end = text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
-        raise text.bad(f"the name {node.id} is taken", start, end)
+        raise text.bad(f"the name {node.id} is taken", SourceSpan(start, end))
 
 
 def statements(text: Text, fragment: Fragment) -> list[ast.stmt]:
@@ -296,7 +300,7 @@ def _refused(
     end_line = error.end_lineno or line
     end_column = (error.end_offset or 0) - 1
     end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
-    return text.bad(head + error.msg, start, max(end, start + 1))
+    return text.bad(head + error.msg, SourceSpan(start, max(end, start + 1)))
 
 
 def parameters_of(

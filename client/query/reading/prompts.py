@@ -124,8 +124,8 @@ class WhereClauses:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._check_string(node, node.value)
             for kind, shown in _REFUSED.items():
-                if isinstance(node, kind):
-                    raise self._bad(f"{shown} cannot stand in a condition", node)
+                if isinstance(node, kind) and isinstance(node, ast.expr):
+                    raise self._nodes.bad(f"{shown} cannot stand in a condition", node)
             if isinstance(node, ast.Call) and self._all_holes.isdisjoint(names_used(node)):
                 self._check_operator(node)
 
@@ -135,7 +135,7 @@ class WhereClauses:
             # The parts of an f-string have braces of their own.
             if match[1] in self._all_holes:
                 what = f"a condition's string is no prompt: `{match[0]}`"
-                raise self._bad(f"{what}; write {match[1]}, or an f-string", node)
+                raise self._nodes.bad(f"{what}; write {match[1]}, or an f-string", node)
 
     def _check_operator(self, call: ast.Call) -> None:
         """Refuse an operator without a hole, unless Python has a function of that name."""
@@ -144,15 +144,15 @@ class WhereClauses:
             return
         holes = ", ".join(sorted(self._holes)) or "none"
         shown = ast.unparse(call.func)
-        raise self._bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
+        raise self._nodes.bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
 
     def _check_is_condition(self, node: ast.expr) -> None:
         """Raises for a condition that is always true, which is probably a mistake."""
         if isinstance(node, ast.Tuple):
-            raise self._bad("conditions are joined by `and`, not by a comma", node)
+            raise self._nodes.bad("conditions are joined by `and`, not by a comma", node)
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text or isinstance(node, _NO_CONDITIONS):
-            raise self._bad("this says nothing that could be true or false; compare it", node)
+            raise self._nodes.bad("this says nothing that could be true or false; compare it", node)
 
     # Words
 
@@ -249,7 +249,7 @@ class WhereClauses:
         operator = self._operator(node)
         if operator is not None:
             if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
-                raise self._bad(f"`{operator}` takes plain arguments alone", node)
+                raise self._nodes.bad(f"`{operator}` takes plain arguments alone", node)
             arguments = map(self._rewritten, node.args)
             return self._nodes.term("called", span, ast.Constant(operator), *arguments)
         function = node.func
@@ -276,11 +276,6 @@ class WhereClauses:
         """The source text on one line."""
         span = self._nodes.span(node)
         return " ".join(self._nodes.text.text[span.start : span.end].split())
-
-    def _bad(self, message: str, node: ast.AST) -> BadProgram:
-        assert isinstance(node, ast.expr)
-        span = self._nodes.span(node)
-        return self._nodes.text.bad(message, span.start, span.end)
 
 
 _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
@@ -384,7 +379,7 @@ class _Reader:
                 index = self._brace(index)
             else:
                 what = "a single '}'; write '}}' for the sign itself"
-                raise self._bad(what, index, index + 1)
+                raise self._bad(what, index)
         return tuple(self._parts)
 
     # Braces
@@ -395,7 +390,6 @@ class _Reader:
             raise self._bad(
                 "'{' opens a value that is recalled and never closes; write '{{' for the sign",
                 start,
-                start + 1,
             )
         content = self._chars[start + 1 : end].strip()
         if content.startswith(":"):
@@ -415,7 +409,7 @@ class _Reader:
         """`{code=!r:spec}` and the index behind it."""
         end = self._find(start + 1, "}!:")
         if end is None:
-            raise self._bad("'{' is never closed", start, start + 1)
+            raise self._bad("'{' is never closed", start)
         code_end = end
         shown = ""
         code = self._chars[start + 1 : end]
@@ -460,7 +454,7 @@ class _Reader:
             recall, index = self._recall(index)
             made.append(recall)
             begin = index
-        raise self._bad("'{' is never closed", start, start + 1)
+        raise self._bad("'{' is never closed", start)
 
     # Holes
 
@@ -468,7 +462,8 @@ class _Reader:
         end = self._find(start + 1, "]")
         if end is None:
             raise self._bad(
-                "'[' opens a hole that is never closed; write '[[' for the sign", start, start + 1
+                "'[' opens a hole that is never closed; write '[[' for the sign",
+                start,
             )
         decorators, index = self._decorators(start + 1, end)
         colon = self._find(index, ":", end)
@@ -477,7 +472,7 @@ class _Reader:
         kind = None
         if colon is not None:
             if not self._chars[colon + 1 : end].strip():
-                raise self._bad(f"behind '{name}:' comes a type, or a query", colon, colon + 1)
+                raise self._bad(f"behind '{name}:' comes a type, or a query", colon)
             kind = self._fragment(colon + 1, end)
         name = unicodedata.normalize("NFKC", name)
         self._parts.append(HoleTag(name, self._span(start, end + 1), decorators, kind))
@@ -492,12 +487,12 @@ class _Reader:
                 return tuple(made), index
             match = _DOTTED.match(self._chars, index + 1, end)
             if match is None:
-                raise self._bad("behind '@' comes the name of a function", index, index + 1)
+                raise self._bad("behind '@' comes the name of a function", index)
             stop = match.end()
             if self._chars[stop : stop + 1] == "(":
                 closing = self._find(stop + 1, ")", end)
                 if closing is None:
-                    raise self._bad("'(' is never closed", stop, stop + 1)
+                    raise self._bad("'(' is never closed", stop)
                 stop = closing + 1
             made.append(self._fragment(index + 1, stop))
             index = stop
@@ -528,9 +523,8 @@ class _Reader:
         first = self._offsets[start]
         return SourceSpan(first, max(self._offsets[end - 1] + 1, first) if end > start else first)
 
-    def _bad(self, message: str, start: int, end: int) -> BadProgram:
-        span = self._span(start, end)
-        return self._text.bad(message, span.start, span.end)
+    def _bad(self, message: str, start: int, end: int | None = None) -> BadProgram:
+        return self._text.bad(message, self._span(start, start + 1 if end is None else end))
 
 
 _CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
@@ -611,12 +605,12 @@ class PromptRewriter:
                 others = ", ".join(sorted(part.holes))
                 what = f"a condition of {others} alone, behind a prompt without that hole"
                 hint = "say it behind its own prompt, or in the program's `where`"
-                raise self._bad(f"{what}: {hint}", self._nodes.span(part.function))
+                raise self._text.bad(f"{what}: {hint}", self._nodes.span(part.function))
         return parts
 
     def _check_clauses(self, prompt: Prompt) -> None:
         if prompt.where is not None and not prompt.holes:
-            raise self._bad("a `where` behind a prompt without holes", prompt.where)
+            raise self._text.bad("a `where` behind a prompt without holes", prompt.where)
         if prompt.distribution is not None:
             holes = [hole.name for hole in prompt.holes]
             prompt.distribution.check(self._text, holes, "its prompt")
@@ -724,6 +718,3 @@ class PromptRewriter:
                 values = expression(self._text, self._text.slice(span), what)
                 return self._nodes.call("support", span, ast.Constant(tag.name), values)
         return ast.Constant(None)
-
-    def _bad(self, message: str, span: SourceSpan) -> BadProgram:
-        return self._text.bad(message, span.start, span.end)

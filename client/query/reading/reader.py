@@ -97,11 +97,11 @@ def _region(text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Sou
     if all(map(_is_nothing, function.body[1:])):
         if held is None and "[" not in text.text[string.start : string.end]:
             what = "neither a program, whose lines begin with quotes, nor a prompt with a [HOLE]"
-            raise text.bad(f"the docstring is {what}", string.start, string.end)
+            raise text.bad(f"the docstring is {what}", string)
         return held or string
     if held is not None and _has_holes(text, held):
         what = "a program in a docstring, and code behind it, which would not be run"
-        raise text.bad(f"{what}: put both into the docstring", string.start, string.end)
+        raise text.bad(f"{what}: put both into the docstring", string)
     return span
 
 

@@ -87,10 +87,10 @@ class Text:
         end_column = self.column_of(span.end) + 1
         return Place(line, column, end_line, end_column)
 
-    def bad(self, message: str, start: int, end: int | None = None) -> BadProgram:
-        """An error at a place of the text."""
-        stop = start + 1 if end is None else max(end, start)
-        return BadProgram(message, self.place(SourceSpan(start, stop)), self.source)
+    def bad(self, message: str, where: SourceSpan | int) -> BadProgram:
+        """An error at a place of the text, or at the character of an offset."""
+        span = SourceSpan(where, where + 1) if isinstance(where, int) else where
+        return BadProgram(message, self.place(span), self.source)
 
 
 def normalized(text: str) -> str:
