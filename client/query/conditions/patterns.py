@@ -3,9 +3,9 @@
     X.lower() == "ok"       [oO][kK\\u212a]
     X.upper() == "SS"       [SS\\u017f][Ss\\u017f], or something with an ß in it, which is checked
 
-Python converts most characters on their own, and each to one: of these a pattern is exact. Texts
-with another one (ß, the ligatures, İ, a capital sigma, whose lower case depends on its neighbours)
-are possible, too, if it may become letters that are asked for.
+Python converts most characters on their own, and each to one: of these a pattern is exact. For the
+others (ß, the ligatures, İ, a capital sigma, whose lower case depends on its neighbours) there are
+two patterns: of texts without them, and of those with one of them somewhere, too.
 
     numeral = -? digits (. digits)?      its value is exact: "0.10" is 0.1, "-0" is 0, "007" is 7
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeAlias
 
 from constraints.where.terms import And, Expression, IsFloat, Matches, Not, OneOf, any_of
 
@@ -38,39 +39,54 @@ def folded(
     """
     if sum(map(len, texts)) > MAX_LETTERS:
         return None
-    patterns = [pattern for text in texts if (pattern := _folded(fold, text)) is not None]
+    odd = {text: _odd_in(fold, text, is_part=before or behind) for text in texts}
+    found = [
+        dict.fromkeys(pattern for text in texts if (pattern := _folded(fold, text, chars[text])))
+        for chars in (dict.fromkeys(texts, ()), odd)
+    ]
+    sufficient, necessary = (_any_of(patterns, before, behind) for patterns in found)
+    return sufficient, necessary
+
+
+def _any_of(patterns: Collection[str], before: bool, behind: bool) -> Expression:
     whole = "|".join(patterns)
     if before or behind:
         whole = f"{_ANYTHING * before}(?:{whole}){_ANYTHING * behind}"
-    sufficient: Expression = Matches(whole) if patterns else OneOf(())
-    # Where a text is only a part, an odd character may begin before it, or end behind it.
-    is_part = before or behind
-    odd = {
-        char
+    return Matches(whole) if patterns else OneOf(())
+
+
+_Odd: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _odd_in(fold: str, text: str, *, is_part: bool) -> _Odd:
+    """The odd characters that become letters of the text, with all that each becomes."""
+    return tuple(
+        (char, letters)
         for char, letters in _letters(fold)[1]
-        for text in texts
         if (set(letters) & set(text) if is_part else letters in text)
-    }
-    if not odd:
-        return sufficient, sufficient
-    has_odd = Matches(f"{_ANYTHING}[{''.join(sorted(odd))}]{_ANYTHING}")
-    return sufficient, any_of((sufficient, has_odd))
+    )
 
 
-def _folded(fold: str, text: str) -> str | None:
-    """The pattern of texts that become this one, letter by letter; None: none does."""
+def _folded(fold: str, text: str, odd: _Odd) -> str | None:
+    """The pattern of texts that become this one, some of their characters odd; None: none does.
+
+    A letter is optional where an odd character may have brought it with the one before.
+    """
     pattern = ""
-    for letter in text:
+    for place, letter in enumerate(text):
         itself = letter * (FOLDS[fold](letter) == letter)
         chars = itself + _letters(fold)[0].get(letter, "")
+        chars += "".join(dict.fromkeys(char for char, letters in odd if letter in letters))
         if not chars:
             return None
-        pattern += f"[{re.escape(chars)}]"
+        pair = text[place - 1 : place + 1]
+        is_optional = place > 0 and any(pair in letters for _, letters in odd)
+        pattern += f"[{re.escape(chars)}]" + "?" * is_optional
     return pattern or "(?:)"
 
 
 @lru_cache(maxsize=2)
-def _letters(fold: str) -> tuple[Mapping[str, str], tuple[tuple[str, str], ...]]:
+def _letters(fold: str) -> tuple[Mapping[str, str], _Odd]:
     """By letter the other characters that become it on their own; and what odd ones become."""
     sources: dict[str, str] = {}
     odd: list[tuple[str, str]] = []
