@@ -121,32 +121,6 @@ def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
             suffix.decode()
 
 
-@pytest.mark.parametrize(
-    ("written", "parts"),
-    [
-        (
-            'len(words(X)) < 3 and "a" in X and len(words(X)) > 5',
-            ("len(words(X)) < 3", "len(words(X)) > 5"),
-        ),
-        ('"ab" in X and len(X) < 9 and "b" not in X', ('"ab" in X', '"b" not in X')),
-        ("len(tokens(X)) < 2 and len(words(X)) > 9", ("len(tokens(X)) < 2", "len(words(X)) > 9")),
-        ('X == "a" and X == "b"', ('X == "a"', 'X == "b"')),
-        ('regex(X, "a+") and len(X) == 0', ('regex(X, "a+")', "len(X) == 0")),
-        ('stops_before(X, "a") and X == "a"', ('stops_before(X, "a")', 'X == "a"')),
-    ],
-)
-def test_contradictions_are_told_with_their_parts(written: str, parts: tuple[str, ...]) -> None:
-    with pytest.raises(Contradiction) as caught:
-        compiled(written)
-    assert set(caught.value.parts) == set(parts)
-
-
-def test_a_pattern_that_nothing_matches_is_told_alone() -> None:
-    with pytest.raises(Contradiction) as caught:
-        compiled('len(X) < 30 and regex(X, "foo$bar") and len(words(X)) < 3')
-    assert caught.value.parts == ('regex(X, "foo$bar")',)
-
-
 def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
     free = " and ".join(f'"{number:03}" not in X' for number in range(200))
     written = f'ends_with(X, "a") and {free} and stops_at(X, "b") and "bb" in X'
