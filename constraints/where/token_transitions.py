@@ -96,15 +96,18 @@ class ByteTable:
         inside = self.utf8.num_places
         whole = np.full((machine.num_states, inside, slacks.shape[1]), NEVER, dtype=np.int32)
         whole[:, 0] = slacks
-        for place in range(1, inside):
-            sources, labels = np.nonzero(
-                (machine.steps > 0) & self.utf8.complete[place, : machine.steps.shape[1]]
-            )
+        # Most places complete the same characters.
+        completed, kinds = np.unique(
+            self.utf8.complete[1:, : machine.steps.shape[1]], axis=0, return_inverse=True
+        )
+        for kind, completes in enumerate(completed):
+            sources, labels = np.nonzero((machine.steps > 0) & completes)
             targets = machine.steps[sources, labels].astype(np.int64)
             gains = machine.gains[sources, labels]
             ways = Ways.of(counter_grid, sources, targets, gains, num_layer_counters=0)
             found, best = best_through(counter_grid, ways, slacks[None], 0)
-            whole[found, place] = best
+            for place in 1 + np.flatnonzero(kinds.reshape(-1) == kind):
+                whole[found, place] = best
         return whole.reshape(-1, slacks.shape[1])
 
     def accepted(self, accepted: Slacks) -> Slacks:
