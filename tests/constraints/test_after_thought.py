@@ -342,6 +342,7 @@ def test_white_space_before_an_answer_is_no_part_of_it() -> None:
     spec = ConstraintSpec(Kind.REGEX, "[ab ]{2}")
     assert advanced(state_of(spec), "</think>", " ", "ab").is_over
     assert advanced(state_of(spec), "</think>", " ab").is_over
+    assert advanced(state_of(OBJECT, MAYBE), "\n\n", " {", "}").is_over
 
 
 def test_white_space_that_an_answer_has_to_begin_with_is_its_own() -> None:
@@ -372,10 +373,6 @@ def test_an_answer_may_begin_as_the_opener_does() -> None:
     state = advanced(state_of(spec, MAYBE), *"<t")
     assert advanced(state.fork(), *"abc").is_over
     assert END not in legal(advanced(state, *"hink>"))
-
-
-def test_white_space_before_an_answer_without_a_thought_is_dropped() -> None:
-    assert advanced(state_of(OBJECT, MAYBE), "\n\n", " {", "}").is_over
 
 
 def test_an_opener_without_room_for_its_thought_is_masked() -> None:
@@ -429,12 +426,9 @@ def test_a_closer_spelled_as_text_is_seen_as_readers_see_it() -> None:
     assert state.is_satisfied
 
 
-def test_a_mark_that_ends_outputs_is_refused() -> None:
+def test_a_mark_that_ends_outputs_or_that_no_tokens_spell_is_refused() -> None:
     with pytest.raises(NotEnforced, match="'<eos>', which ends an answer"):
         state_of(LETTERS, ThoughtRule("<think>", "<eos>", is_begun=True))
-
-
-def test_a_mark_that_no_tokens_spell_is_refused() -> None:
     poor = vocabulary_of([*(bytes([each]) for each in b"</thin>"), b""], [7])
     with pytest.raises(NotEnforced, match="cannot spell '<think>'"):
         output_state(language_of(ANY, poor), poor, Budget(9), NO_STOPS, THINK)
@@ -450,13 +444,6 @@ def test_stop_strings_are_for_the_answer_alone(kept: bool) -> None:
     assert not state.is_over
 
 
-def test_an_end_has_to_wait_for_min_len_with_the_thought_counted() -> None:
-    state = state_of(ConstraintSpec(Kind.REGEX, "[a-z]+"), min_len=4)
-    advanced(state, "q", "</think>", "a")
-    assert END not in legal(state)
-    assert END in legal(advanced(state, "a"))
-
-
 def test_any_answer_is_legal_behind_a_thought_without_a_constraint() -> None:
     state = advanced(state_of(ANY), "q", "</think>")
     assert legal(state) == set(range(len(LongestTokens.tokens)))
@@ -464,11 +451,19 @@ def test_any_answer_is_legal_behind_a_thought_without_a_constraint() -> None:
     assert advanced(state, "<|end|>", "<eos>").is_over
 
 
-def test_stop_tokens_of_an_answer_without_a_constraint_wait_for_min_len() -> None:
-    state = state_of(ANY, min_len=3, stops=StopRule(("a",), token_ids=(ord("q"),)))
-    advanced(state, "a", "</think>")
-    assert ord("q") not in legal(state)
-    assert ord("q") in legal(advanced(state, "a"))
+@pytest.mark.parametrize(
+    ("spec", "stops", "end"),
+    [
+        (ConstraintSpec(Kind.REGEX, "[a-z]+"), NO_STOPS, END),
+        (ANY, StopRule(("a",), token_ids=(ord("q"),)), ord("q")),
+    ],
+)
+def test_an_end_waits_for_min_len_with_the_thought_counted(
+    spec: ConstraintSpec, stops: StopRule, end: int
+) -> None:
+    state = advanced(state_of(spec, min_len=4, stops=stops), "b", "</think>", "c")
+    assert end not in legal(state)
+    assert end in legal(advanced(state, "b"))
 
 
 @pytest.mark.parametrize("name", FEW)
