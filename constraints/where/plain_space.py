@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE
+from constraints.regex.char_sets import WHITESPACE
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 from constraints.where.counter_grid import (
     NEVER,
@@ -100,7 +100,9 @@ class ClosingSpace:
         named: frozenset[str],
     ) -> "ClosingSpace":
         """by_state: the coaccessible slacks of every state between two characters."""
-        is_space = _labels_of_space(machine)
+        # Where words are counted, no label is of white space and of other characters.
+        is_space = np.zeros(machine.steps.shape[1], dtype=np.bool_)
+        is_space[[machine.partition.label_of(ord(char)) for char in SPACE]] = True
         # Once more from the places behind another character, along white space alone.
         others = replace(machine, steps=np.where(is_space, 0, machine.steps))
         spaces = replace(machine, steps=np.where(is_space, machine.steps, 0))
@@ -117,19 +119,6 @@ class ClosingSpace:
         slacks[::inside] = followed
         tokens = _tokens_of(vocabulary, SPACE - named)
         return cls(tokens, tokens & ~_tokens_of(vocabulary, _USUAL), slacks)
-
-
-def _labels_of_space(machine: Machine) -> npt.NDArray[np.bool_]:
-    """[num_labels] whether all characters of a label are white space."""
-    partition = machine.partition
-    is_space = np.ones(machine.steps.shape[1], dtype=np.bool_)
-    ends = [*partition.starts[1:].tolist(), NUM_CODE_POINTS]
-    for first, after, label in zip(
-        partition.starts.tolist(), ends, partition.labels.tolist(), strict=True
-    ):
-        if not any(low <= first and after - 1 <= high for low, high in WHITESPACE):
-            is_space[label] = False
-    return is_space
 
 
 @kept_with_vocabulary(16)
