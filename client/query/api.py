@@ -116,14 +116,7 @@ async def run_job(
 
 def _enter(within: RunSurroundings, request_log: RequestLog, trace: int) -> None:
     """Set the surroundings for queries called in this trace; they report no states."""
-    _SURROUNDINGS.set(
-        RunSurroundings(
-            model=within.model,
-            model_name=within.model_name,
-            calls=within.calls,
-            caller_trace=CallerTrace(request_log, trace),
-        )
-    )
+    _SURROUNDINGS.set(replace(within, on_state=None, caller_trace=CallerTrace(request_log, trace)))
 
 
 def _result(trace: TraceEnd, request_log: RequestLog) -> Result[object]:

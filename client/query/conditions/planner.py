@@ -50,25 +50,13 @@ class StopMode(Enum):
     EXACT = "exact"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A condition that masks do not enforce; evaluated when its holes are finished.
-
-    names: the holes in it
-    text:  its source text
-    """
-
-    term: Term
-    names: frozenset[str]
-    text: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolePlan:
     """The request of one hole, and the checks that remain.
 
-    checks:      on this and finished holes; evaluated when this one is finished
-    deferred:    checks that mention future holes, too; these will evaluate them
+    checks:      conditions on this and finished holes that masks do not enforce; evaluated when
+                 this one is finished
+    deferred:    those that mention future holes, too; these will evaluate them
     value:       converts the hole's text to the value of its variable (an int, a list ...)
     """
 
@@ -76,8 +64,8 @@ class HolePlan:
     stop: tuple[str, ...] = ()
     keeps_stop: bool = True
     max_tokens: int | None = None
-    checks: tuple[Check, ...] = ()
-    deferred: tuple[Check, ...] = ()
+    checks: tuple[Term, ...] = ()
+    deferred: tuple[Term, ...] = ()
     value: Callable[[str], object] = str
 
 
@@ -230,8 +218,8 @@ _MAX_TRIED = 64
 
 
 def enumerate_checks(
-    parts: Parts, checks: Sequence[Check], current: CurrentHole
-) -> tuple[Parts, tuple[Check, ...]]:
+    parts: Parts, checks: Sequence[Term], current: CurrentHole
+) -> tuple[Parts, tuple[Term, ...]]:
     """The parts restricted to the texts that pass, and the remaining checks.
 
     checks: on finished holes and this one
@@ -244,7 +232,7 @@ def enumerate_checks(
     texts = parts[0].values
     left = []
     for check in checks:
-        passing = _passing(check.term, texts, current)
+        passing = _passing(check, texts, current)
         if passing is None:
             left.append(check)
         else:
@@ -310,16 +298,15 @@ def plan(
     says = [_said(part, current, is_decorated) for part in conjuncts]
     _refuse_nothing(conjuncts, says, name)
     inexact = [part for part, said in zip(conjuncts, says, strict=True) if not said.is_exact]
-    inexactly = [Check(part, names_of(part), written(part)) for part in inexact]
     known = {name, *others}
     parts, checks = enumerate_checks(
-        _parts(current.kind, says), [check for check in inexactly if check.names <= known], current
+        _parts(current.kind, says), [part for part in inexact if names_of(part) <= known], current
     )
     made = hole_request(name, current.kind, parts, stops, refused)
     return replace(
         made,
         checks=checks,
-        deferred=tuple(check for check in inexactly if not check.names <= known),
+        deferred=tuple(part for part in inexact if not names_of(part) <= known),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from client.query.conditions.bounds import names_of
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.decoding import Rejected, TraceEnd, gather_or_cancel
 from client.query.running.request_sender import RequestSender
@@ -33,7 +34,7 @@ class HoleAttempt:
         """Whether its text may make later holes impossible."""
         deferred = self.at.plan.deferred
         return self.at.has_outer_conditions or any(
-            self.at.hole.name in check.names for check in deferred
+            self.at.hole.name in names_of(check) for check in deferred
         )
 
     def again(self) -> AtHole:

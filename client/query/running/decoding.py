@@ -79,11 +79,9 @@ class Transcript:
         """A position for `truncate`."""
         return len(self._parts)
 
-    def truncate(self, mark: int) -> PromptParts:
-        """Remove the parts behind the mark, and return them."""
-        dropped = tuple(self._parts[mark:])
+    def truncate(self, mark: int) -> None:
+        """Remove the parts behind the mark."""
         del self._parts[mark:]
-        return dropped
 
 
 def text_of(prompt_parts: Sequence[PromptPart]) -> str:
@@ -205,11 +203,8 @@ class FinishedHole:
 class Rejected(QueryError):
     """A check fails on a hole's text. `value`: the converted text."""
 
-    def __init__(
-        self, message: str, text: str, value: object, place: Place, source: Source
-    ) -> None:
+    def __init__(self, message: str, value: object, place: Place, source: Source) -> None:
         super().__init__(message, place, source)
-        self.text = text
         self.value = value
 
 

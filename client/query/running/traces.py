@@ -40,7 +40,7 @@ from typing import Any, NoReturn, TypeAlias
 from client.calls import GenerateCall, ScoreCall
 from client.query.conditions.bounds import names_of
 from client.query.conditions.evaluate import Finished, evaluate
-from client.query.conditions.planner import Check, HolePlan, StopMode, plan
+from client.query.conditions.planner import HolePlan, StopMode, plan
 from client.query.conditions.terms import Term, Value, written
 from client.query.errors import BadProgram, Place, ProgramFailed, QueryError, Source, Unsatisfiable
 from client.query.program import Decorator, Hole, Program, Subquery
@@ -82,7 +82,7 @@ class LogEntry:
     finished: FinishedHole
     prompt_before: PromptParts
     value: Callable[[str], object]
-    deferred_checks: tuple[Check, ...] = ()
+    deferred_checks: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class HoleReached:
     source: Source
     terms: tuple[Term, ...]
     values: Mapping[str, object]
-    deferred_checks: tuple[Check, ...]
+    deferred_checks: tuple[Term, ...]
     prompt_parts: PromptParts
     has_outer_conditions: bool = False
     is_last: bool = False
@@ -323,7 +323,8 @@ def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) ->
 
 def _terms(reached: HoleReached) -> tuple[Term, ...]:
     """The hole's own conditions, and the checks deferred to it."""
-    deferred = (check.term for check in reached.deferred_checks if reached.hole.name in check.names)
+    name = reached.hole.name
+    deferred = (term for term in reached.deferred_checks if name in names_of(term))
     return (*reached.terms, *(term for term in deferred if term not in reached.terms))
 
 
@@ -404,24 +405,26 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
     )
 
 
-def _judged(check: Check, values: Mapping[str, object], hole: Hole, source: Source) -> bool | None:
+def _judged(check: Term, values: Mapping[str, object], hole: Hole, source: Source) -> bool | None:
     """Whether the check holds; None: it is about later holes, too. Raises Rejected if it fails."""
     try:
-        truth = evaluate(check.term, values)
+        truth = evaluate(check, values)
     except QueryError as error:
         locate(error, hole.place, source)
         raise
     if truth is False:
         made = values[hole.name]
         assert isinstance(made, Finished)
-        what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(made.value)}"
-        raise Rejected(what, made.text, made.value, hole.place, source)
+        what = f"`{written(check)}` does not hold: [{hole.name}] is {shortened(made.value)}"
+        raise Rejected(what, made.value, hole.place, source)
     return truth
 
 
-def _left(reached: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
+def _left(reached: HoleReached, plan: HolePlan) -> tuple[Term, ...]:
     """The checks deferred to holes behind this one."""
-    others = (check for check in reached.deferred_checks if reached.hole.name not in check.names)
+    others = (
+        check for check in reached.deferred_checks if reached.hole.name not in names_of(check)
+    )
     return (*others, *plan.deferred)
 
 
@@ -433,7 +436,7 @@ def _read(reached: HoleReached, plan: HolePlan, text: str) -> object:
     try:
         return plan.value(text)
     except ValueError as error:
-        raise Rejected(f"{what}: {error}", text, text, hole.place, source) from error
+        raise Rejected(f"{what}: {error}", text, hole.place, source) from error
     except Exception as error:
         said = f": {error}" if str(error) else ""
         message = f"{what}: {type(error).__name__}{said}"
@@ -464,7 +467,7 @@ class CallContext:
         self._has_outer_conditions = has_outer_conditions
         self._is_nested = is_nested
         self.values: dict[str, Finished] = {}
-        self._deferred_checks: tuple[Check, ...] = ()
+        self._deferred_checks: tuple[Term, ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -517,8 +520,7 @@ class CallContext:
 
     def _has_conditions_on(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
         """Whether a condition depends on this hole."""
-        about = [*map(names_of, terms), *(check.names for check in self._deferred_checks)]
-        return any(hole.name in names for names in about)
+        return any(hole.name in names_of(term) for term in (*terms, *self._deferred_checks))
 
     async def _terms(self, hole: Hole) -> tuple[Term, ...]:
         """Evaluate the conditions' terms; the body cannot catch their errors."""
@@ -575,9 +577,9 @@ class CallContext:
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
         """Check the conditions on a nested query's value, which no mask enforces."""
         values = {**self.values, hole.name: Finished(value, text, has_tokens=False)}
-        own = (Check(term, names_of(term), written(term)) for term in terms)
-        about = [check for check in (*self._deferred_checks, *own) if hole.name in check.names]
-        left = [check for check in self._deferred_checks if hole.name not in check.names]
+        every = (*self._deferred_checks, *terms)
+        about = [check for check in every if hole.name in names_of(check)]
+        left = [check for check in self._deferred_checks if hole.name not in names_of(check)]
         for check in about:
             try:
                 if _judged(check, values, hole, self._source) is None:

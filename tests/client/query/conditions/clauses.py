@@ -19,7 +19,7 @@ from random import Random
 from client.calls import Constraint
 from client.query.conditions import terms as build
 from client.query.conditions.evaluate import Finished, evaluate
-from client.query.conditions.planner import Check, HolePlan
+from client.query.conditions.planner import HolePlan
 from client.query.conditions.terms import Term
 from client.query.errors import Place
 from client.query.reading.reader import read
@@ -530,8 +530,8 @@ def _is_ended(plan: HolePlan, text: str) -> bool:
     return False
 
 
-def all_hold(checks: tuple[Check, ...], holes: Mapping[str, Finished]) -> bool:
+def all_hold(checks: tuple[Term, ...], holes: Mapping[str, Finished]) -> bool:
     """Whether every check holds; all holes in them are finished."""
-    truths = [evaluate(check.term, holes) for check in checks]
+    truths = [evaluate(check, holes) for check in checks]
     assert None not in truths
     return all(truths)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from client.errors import TandemError
 from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.planner import HolePlan, StopMode, plan
-from client.query.conditions.terms import Term, errors_about, rename_subject
+from client.query.conditions.terms import Term, errors_about, rename_subject, written
 from client.query.errors import BadCondition, Place, ProgramFailed, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, all_hold, term
 
@@ -67,7 +67,7 @@ def test_the_value_of_a_number_is_such_a_measure() -> None:
 def test_other_arithmetic_is_asked_at_the_end(clause: str, kind: object) -> None:
     made = planned(clause, kind)
 
-    assert [check.text for check in made.checks] == [clause]
+    assert [written(check) for check in made.checks] == [clause]
 
 
 def test_what_cannot_be_is_told_at_once() -> None:

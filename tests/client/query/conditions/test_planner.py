@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from client.calls import Constraint
 from client.errors import Unreachable
+from client.query.conditions.bounds import names_of
 from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.planner import HolePlan, StopMode, plan
-from client.query.conditions.terms import Term
+from client.query.conditions.terms import Term, written
 from client.query.errors import BadCondition, Place, ProgramFailed, Unsatisfiable
 from tests.client.query.conditions.clauses import (
     Conditions,
@@ -316,8 +317,8 @@ def test_what_no_mask_keeps_is_checked(clause: str, asked: str | None, checks: l
     made = planned(clause)
 
     assert made.constraint == (None if asked is None else Constraint("where", asked))
-    assert [check.names for check in made.checks] == [frozenset("X")] * len(checks)
-    assert [check.text for check in made.checks] == checks
+    assert [names_of(check) for check in made.checks] == [frozenset("X")] * len(checks)
+    assert [written(check) for check in made.checks] == checks
     assert made.deferred == ()
 
 
@@ -325,7 +326,7 @@ def test_functions_that_raise_on_a_text_are_left_to_the_end() -> None:
     made = planned("X in ['a', 'b'] and X.index('a') == 0")
 
     assert made.constraint == Constraint("choice", ["a", "b"])
-    assert [check.text for check in made.checks] == ["X.index('a') == 0"]
+    assert [written(check) for check in made.checks] == ["X.index('a') == 0"]
 
 
 def test_a_long_text_around_the_hole_is_a_wider_mask_and_a_check() -> None:
@@ -379,7 +380,7 @@ def asked(plan: HolePlan) -> str:
 def checked(plan: HolePlan, clause: str) -> str:
     moments = (("at the end of X", plan.checks), ("at Z", plan.deferred))
     told = [
-        f"{moment}: " + ("the whole" if " or " in clause else f"`{check.text}`")
+        f"{moment}: " + ("the whole" if " or " in clause else f"`{written(check)}`")
         for moment, checks in moments
         for check in checks
     ]
@@ -416,7 +417,7 @@ def passes(
     except Unsatisfiable:
         return False, ()
     is_passed = admits(made, text, text.num_tokens) and all_hold(made.checks, finished(texts))
-    return is_passed, tuple(check.term for check in made.deferred)
+    return is_passed, made.deferred
 
 
 def several_texts(random: Random, witness: Text) -> list[Text]:

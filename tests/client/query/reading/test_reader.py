@@ -50,44 +50,6 @@ def in_body(x: str) -> Any:
     return helper()
 
 
-async def one_line() -> None: "Say [X]"  # fmt: skip
-
-
-def a_single_prompt(x: int) -> None:
-    """Say {x}: [Y]"""
-
-
-def with_dots() -> None:
-    """argmax "Say [X]" from "m" """
-    ...  # noqa: PIE790
-
-
-def beside_the_quotes() -> None:
-    """for i in range(2):
-        "- {i} [X]"
-    "Bye"
-    """
-
-
-def a_loop_beside_the_quotes() -> None:
-    """for i in range(2):
-    "- {i}"
-    """
-
-
-def prompts_beside_the_quotes() -> None:
-    """ "Hi [X]" where len(X) < 3
-    "Bye"
-    """
-
-
-def a_decoder_beside_the_quotes() -> None:
-    """argmax
-        "Hi [X]"
-    from "m"
-    """
-
-
 def words(text: str) -> list[str]:
     return list(text)
 
@@ -124,25 +86,6 @@ def test_a_body_is_a_program() -> None:
     record, returned = ran(read_function(in_body), "x")
     assert record == ["Docstring-like x", "- 0 ", "[Y]", "\n", "- 1 ", "[Y]", "\n"]
     assert returned == "helped"
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "asks"),
-    [
-        (one_line, (), ["Say ", "[X]"]),
-        (a_single_prompt, (3,), ["Say 3: ", "[Y]"]),
-        (with_dots, (), ["Say ", "[X]"]),
-        (beside_the_quotes, (), ["- 0 ", "[X]", "- 1 ", "[X]", "Bye"]),
-        (a_loop_beside_the_quotes, (), ["- 0", "- 1"]),
-        (prompts_beside_the_quotes, (), ["Hi ", "[X] where len(X) < 3", "Bye"]),
-        (a_decoder_beside_the_quotes, (), ["Hi ", "[X]"]),
-        (with_own_words, (), ["[X] where len(words(X)) < 3"]),
-    ],
-)
-def test_a_function_holds_its_program(
-    function: Callable[..., object], arguments: tuple[object, ...], asks: list[str]
-) -> None:
-    assert ran(read_function(function), *arguments)[0] == asks
 
 
 def test_a_function_of_the_module_is_no_operator() -> None:
@@ -388,19 +331,13 @@ PROGRAMS = [
 # Some of these are Python by chance.
 PROMPTS = [
     "Say hi to {a}: [X]",
-    "Hello: [X]",
     "[X]",
-    "[X][Y]",
-    "{a}: [X]",
     "return to sender: [X]",
     "Q: {a}\nA: [X]",
-    "Q = [A]",
     "Total = sum(a)[X: int]",
     "Question: y = f(3)\nAnswer: [X]",
-    "def add(b, c):\n    [BODY]",
     "def add(b, c):\n    return [X]",
     "for i in range(10):\n    [BODY]",
-    'Tell me a "story": [X]',
     'How to say "yes":\n[X]',
     'Given that: "yes" or "no"\n[X]',
     'Translate\n("yes[Y]") [X]',
@@ -422,29 +359,57 @@ MISTAKES = [
 
 @pytest.fixture
 def function_of(tmp_path: Any) -> Callable[[str], Any]:
-    """A function with this docstring, in a file of its own."""
+    """The function `asked` of a source, in a file of its own."""
 
-    def made(docstring: str) -> Any:
-        body = "\n".join(f"    {line}" for line in docstring.split("\n"))
+    def made(source: str) -> Any:
         path = tmp_path / "asked.py"
-        path.write_text(f"async def asked(a):\n    '''\n{body}\n    '''\n")
+        path.write_text(source)
         defined: dict[str, Any] = {}
-        exec(compile(path.read_text(), path, "exec"), defined)
+        exec(compile(source, path, "exec"), defined)
         return defined["asked"]
 
     return made
+
+
+def documented(docstring: str) -> str:
+    """A function with this docstring, on lines of its own."""
+    body = "\n".join(f"    {line}" for line in docstring.split("\n"))
+    return f"async def asked(a):\n    '''\n{body}\n    '''\n"
+
+
+BESIDE_THE_QUOTES = [
+    ('for i in range(2):\n        "- {i} [X]"\n    "Bye"', ["- 0 ", "[X]", "- 1 ", "[X]", "Bye"]),
+    ('for i in range(2):\n    "- {i}"', ["- 0", "- 1"]),
+    (' "Hi [X]" where len(X) < 3\n    "Bye"', ["Hi ", "[X] where len(X) < 3", "Bye"]),
+    ('argmax\n        "Hi [X]"\n    from "m"', ["Hi ", "[X]"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "asks"),
+    [
+        ('async def asked(a): "Say [X]"', ["Say ", "[X]"]),
+        ('def asked(a):\n    """Say {a}: [Y]"""', ["Say 7: ", "[Y]"]),
+        ("def asked(a):\n    '''argmax \"Say [X]\" from 'm' '''\n    ...", ["Say ", "[X]"]),
+        *((f"def asked(a):\n    '''{said}\n    '''", asks) for said, asks in BESIDE_THE_QUOTES),
+    ],
+)
+def test_a_function_holds_its_program(
+    function_of: Callable[[str], Any], source: str, asks: list[str]
+) -> None:
+    assert ran(read_function(function_of(source)), 7)[0] == asks
 
 
 @pytest.mark.parametrize(("docstring", "record", "returned"), PROGRAMS)
 def test_a_docstring_whose_lines_are_prompts_is_a_program(
     function_of: Callable[[str], Any], docstring: str, record: list[str], returned: object
 ) -> None:
-    assert ran(read_function(function_of(docstring)), 7) == (record, returned)
+    assert ran(read_function(function_of(documented(docstring))), 7) == (record, returned)
 
 
 @pytest.mark.parametrize("docstring", PROMPTS)
 def test_what_may_be_prose_is_a_prompt(function_of: Callable[[str], Any], docstring: str) -> None:
-    record, _ = ran(read_function(function_of(docstring)), "abc")
+    record, _ = ran(read_function(function_of(documented(docstring))), "abc")
     shown = re.sub(r"\{(a|str\(a\))(:4)?\}", "abc", docstring)
 
     assert "".join(record).split() == shown.split()
@@ -455,7 +420,7 @@ def test_a_mistake_in_a_program_is_told_and_not_sent_to_the_model(
     function_of: Callable[[str], Any], docstring: str, message: str
 ) -> None:
     with pytest.raises(BadProgram, match=message):
-        read_function(function_of(docstring))
+        read_function(function_of(documented(docstring)))
 
 
 PIECES = [
