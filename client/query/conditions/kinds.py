@@ -4,7 +4,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType, UnionType
@@ -173,16 +173,7 @@ TEXT = HoleKind("text", None, str, str)
 # only continue with zeros, up to the end of its context.
 INT = HoleKind("a whole number", where.Matches("0|-?[1-9][0-9]*"), _integer, int)
 FLOAT = HoleKind("a number", where.Matches(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"), float, float)
-_TRUTHS = MappingProxyType({"True": True, "False": False})
-
-
-BOOL = HoleKind(
-    "a truth value",
-    where.OneOf(tuple(_TRUTHS)),
-    partial(_looked_up, _TRUTHS),
-    bool,
-    _TRUTHS,
-)
+BOOL = replace(_chosen({"True": True, "False": False}, bool), name="a truth value")
 
 
 def hole_type(conjuncts: Sequence[Term], name: str, annotation: object | None) -> HoleKind:

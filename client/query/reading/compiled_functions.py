@@ -453,7 +453,7 @@ class _PythonProgram:
         """The module of `make`, whose functions capture these names."""
         names = [load(function.name) for function in self._functions]
         block: list[ast.stmt] = [*self._functions, ast.Return(tuple_of(names))]
-        parameters = arguments_of([CALLS, BUILD, *captured])
+        parameters = arguments_of(", ".join([CALLS, BUILD, *captured]))
         make = ast.FunctionDef(MAKE, parameters, block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, self._whole())], [])
 

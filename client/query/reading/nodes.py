@@ -79,20 +79,14 @@ def load(name: str) -> ast.Name:
 
 def lambda_of(names: Sequence[str], body: ast.expr) -> ast.Lambda:
     """`lambda *names: body`."""
-    return ast.Lambda(arguments_of(names), body)
+    return ast.Lambda(arguments_of(", ".join(names)), body)
 
 
-def arguments_of(names: Sequence[str]) -> ast.arguments:
-    """Plain parameters."""
-    return ast.arguments(
-        posonlyargs=[],
-        args=[ast.arg(name) for name in names],
-        vararg=None,
-        kwonlyargs=[],
-        kw_defaults=[],
-        kwarg=None,
-        defaults=[],
-    )
+def arguments_of(shown: str) -> ast.arguments:
+    """The parameters between a function's brackets."""
+    function = ast.parse(f"lambda {shown}: 0", mode="eval").body
+    assert isinstance(function, ast.Lambda)
+    return function.args
 
 
 def tuple_of(elements: Sequence[ast.expr]) -> ast.Tuple:
@@ -318,6 +312,4 @@ def parameters_of(
     context = [] if first is None else [kind(first, kind.POSITIONAL_ONLY)]
     kept = [kind(name, kind.KEYWORD_ONLY, default=None) for name in sorted(given)]
     shown = inspect.Signature(sorted([*context, *own, *kept], key=lambda each: each.kind))
-    function = ast.parse(f"def f{shown}: pass").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    return function.args
+    return arguments_of(str(shown)[1:-1])

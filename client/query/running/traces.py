@@ -49,7 +49,6 @@ from client.query.running.decoding import (
     FinishedHole,
     HoleAnswer,
     Options,
-    PromptPart,
     PromptParts,
     Rejected,
     TraceEnd,
@@ -559,7 +558,8 @@ class CallContext:
             text = "" if value is None else str(value)
             transcript.fill(hole.name, text)
         else:
-            text = _without_roles(transcript.prompt_parts[mark:])
+            own = transcript.prompt_parts[mark:]
+            text = text_of([part for part in own if part.role is None])
             value = text
         await self._check(hole, terms, value, text)
         return await self._bind(hole, Finished(value, text, has_tokens=False))
@@ -614,10 +614,6 @@ def _takes_text(function: Callable[..., object]) -> bool:
     except (TypeError, ValueError):
         return False
     return "text" in names[1:]
-
-
-def _without_roles(prompt_parts: tuple[PromptPart, ...]) -> str:
-    return text_of([part for part in prompt_parts if part.role is None])
 
 
 Log = tuple[LogEntry, ...]
