@@ -2,8 +2,8 @@
 
 The mask is the engine's, without the tokens that a watch (`constraints.schema.watched`) forbids.
 Which tokens may be forbidden depends on where they begin: inside of a string only those that end
-it, elsewhere those that end a value. Of arrays whose items may run out, tokens that lead to no
-other item are forbidden as well.
+it, elsewhere those that end a value. Of arrays whose items are listed, tokens that lead to no other
+item are forbidden as well; other values may run out, and an output is led around that by searches.
 
 Where a text has got to, and what is remembered of it, is followed byte by byte. The engine decides
 what JSON of the schema is, so a text is read here as if it were that, and only what watches forbid
@@ -28,10 +28,8 @@ from llguidance import LLMatcher
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, is_set, row_of
 from constraints.engine import GrammarLanguage, GrammarMatcher, Original
 from constraints.errors import EngineFailed, IllegalToken
-from constraints.guiding.alphabet import byte_vocabulary
-from constraints.guiding.completion import text_of
 from constraints.schema.validation import hashable, judge_of, loads
-from constraints.schema.watched import Supply, Watch, read
+from constraints.schema.watched import Watch, read
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
 _STRING_END = re.compile(rb'["\\]')
@@ -42,8 +40,6 @@ _UNWATCHED = Watch()
 # The most items of which is remembered whether they are wanted, and values that were judged.
 _MAX_WANTED = 4096
 _MAX_JUDGED = 256
-# The whole numbers that no longer one begins with.
-ZEROS = frozenset((b"0", b"-0"))
 
 
 class Mode(IntEnum):
@@ -67,7 +63,6 @@ class Frame(NamedTuple):
     start:    where it begins in the text
     number:   the index of the present item, or the place of the present member
     seen:     the items or keys that are complete, where they are watched
-    texts:    the items as they are written, where values may run out
     counts:   how many items were of each wanted schema
     """
 
@@ -76,7 +71,6 @@ class Frame(NamedTuple):
     start: int
     number: int | None = 0
     seen: frozenset[Hashable] = frozenset()
-    texts: frozenset[bytes] = frozenset()
     counts: tuple[int, ...] = ()
 
 
@@ -166,16 +160,6 @@ class Position:
         return [text[len(begun) :] for text in texts if text.startswith(begun)]
 
     @property
-    def item(self) -> tuple[frozenset[Hashable], int | None, bytes] | None:
-        """The items before it, its index and beginning, of an item whose values may run out."""
-        if self.mode is Mode.AFTER or not self.frames:
-            return None
-        if not self.frames[-1].texts and not self.frames[-1].watch.values:
-            return None
-        begun = b"" if self.mode is Mode.VALUE else self.text[self.start :]
-        return self.frames[-1].seen, self.frames[-1].number, begun
-
-    @property
     def is_listed(self) -> bool:
         """Whether what begins or has begun is a listed key or value: then few tokens are legal."""
         if not self.frames:
@@ -199,27 +183,17 @@ class Position:
         return rb"\u" in begun or any(name.startswith(begun) for name in spelt)
 
     @property
-    def has_value_left(self) -> bool | None:
-        """Whether a listed value may be the item that begins or has begun; None: not known."""
-        if self.item is None or not self.frames[-1].watch.values:
-            return None
-        begun = self.item[2]
+    def has_value_left(self) -> bool:
+        """Whether a listed value may be the item that begins or has begun; where none are, any."""
+        if self.mode is Mode.AFTER or not self.frames or not self.frames[-1].watch.values:
+            return True
+        begun = b"" if self.mode is Mode.VALUE else self.text[self.start :]
         listed = (value.encode() for value in self.frames[-1].watch.values)
         # White space ends a number.
         return any(
             value.startswith(begun) and self.behind(value[len(begun) :] + b" ") is not None
             for value in listed
         )
-
-    def rests(self) -> list[bytes]:
-        """How the item that begins or has begun could go on to become one that is there already.
-
-        None where values do not run out.
-        """
-        if self.item is None:
-            return []
-        begun = self.item[2]
-        return [text[len(begun) :] for text in self.frames[-1].texts if text.startswith(begun)]
 
 
 class _Reading:
@@ -406,12 +380,7 @@ class _Reading:
         equal = hashable(loads(item.decode()))
         if equal in frame.seen:
             return None
-        texts = frame.texts
-        if equal == 0 and frame.watch.supply is not Supply.NONE:
-            texts |= ZEROS
-        elif frame.watch.supply is Supply.SOME:
-            texts |= {item}
-        return frame._replace(seen=frame.seen | {equal}, texts=texts)
+        return frame._replace(seen=frame.seen | {equal})
 
     def _counted(self, frame: Frame, item: bytes) -> Frame | None:
         """The frame with this item counted; None: too many of a kind, or too few can follow."""
@@ -474,15 +443,11 @@ _PLAIN = re.compile(rb'[ \t\r\n\]}]*[,:]?[ \t\r\n\[{]*(?:"[^"\\]*)?')
 _FIRST_QUOTE = re.compile(rb'([^"\\]*)"')
 # Tokens that end a string are tried one by one up to so many, and else by what stands behind it.
 _MAX_TRIED = 48
-# The most places that are looked at for another item, and tokens behind which there may be none.
-_MAX_LOOKS = 64
-_MAX_ENDS = 32
 # Searches under a judge have the limits of one behind so many failures; dives have these, and some
 # for each leaf of the schema.
 _JUDGED_FAILED = 8
 _JUDGED_TRIES = 40
 _IN_STRING = (Mode.STRING, Mode.IN_KEY)
-_SPACE = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -510,13 +475,11 @@ class _Endings:
     quoting:   within a string
     elsewhere: outside of strings
     compound:  where nothing watched is open
-    by_text:   all tokens by their bytes
     """
 
     quoting: _Quoting
     elsewhere: Bitmask
     compound: Bitmask
-    by_text: dict[bytes, int]
 
 
 @kept_with_vocabulary(1)
@@ -531,7 +494,6 @@ def endings_of(vocabulary: Vocabulary) -> _Endings:
         _quoting(by_text),
         row(index for token, index in by_text.items() if not _INERT.fullmatch(token)),
         row(index for token, index in by_text.items() if _COMPOUND.match(token)),
-        by_text,
     )
 
 
@@ -586,21 +548,14 @@ class WatchedMatcher(GrammarMatcher):
         super().__init__(language, original, inner)
         self._vocabulary = language.vocabulary
         self._position = place
-        # The same over single bytes, and how many of the tokens it has followed.
-        self._twin: WatchedMatcher | None = None
-        self._num_followed = 0
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens; `max_len` is ignored."""
         super().fill_mask(row)
         if not self._position.frames and not self.is_complete:
             clear_bits(row, self._end_ids)
-        # What is known of items that begin behind a token: white space makes many of the same.
-        known: dict[object, bool] = {}
         tried = self._endings(row)
-        clear_bits(row, [each for each in tried if not self._may_follow(self._tokens[each], known)])
-        last = [each for each in self._last_values() if is_set(row, each)]
-        clear_bits(row, [each for each in last if not self._may_follow(self._tokens[each], known)])
+        clear_bits(row, [each for each in tried if not self._may_follow(self._tokens[each])])
 
     def _endings(self, row: Bitmask) -> list[int]:
         """The legal tokens that may be forbidden; those that certainly are are cleared."""
@@ -644,75 +599,10 @@ class WatchedMatcher(GrammarMatcher):
         same = [each for text in position.contents for each in quoting.by_before.get(text, ())]
         return [*ids[is_alone[numbers]].tolist(), *(each for each in same if is_set(row, each))]
 
-    def _may_follow(self, token: bytes, known: dict[object, bool]) -> bool:
+    def _may_follow(self, token: bytes) -> bool:
         # What a judge would say of each token, is said of the one that is drawn.
         after = self._position.behind(token, judges=False)
-        if after is None or after.item is None:
-            return after is not None and after.has_name_left
-        is_left = after.has_value_left
-        if is_left is not None:
-            return is_left
-        if after.item not in known:
-            known[after.item] = self._leads_on(token)
-        return known[after.item]
-
-    def _last_values(self) -> list[int]:
-        """Tokens that end no value, but behind which only one may follow that is there already."""
-        rests = [] if self._position.is_listed else self._position.rests()
-        longest = sorted(rests, key=len, reverse=True)[:_MAX_ENDS]
-        begun = {rest.removesuffix(b'"') for rest in (*ZEROS.intersection(rests), *longest)}
-        if self._position.mode is Mode.VALUE:
-            begun |= {b" " + text for text in begun}
-        by_text = endings_of(self._vocabulary).by_text
-        return [by_text[text] for text in begun if text in by_text]
-
-    def _leads_on(self, token: bytes) -> bool:
-        """Whether an item that is not there yet may follow behind this token."""
-        ahead = self._bytewise_here()
-        if ahead is None:
-            return True
-        if self._position.behind(token) is None:
-            return False
-        ahead.follow(tuple(token))
-        return ahead.has_another(iter(range(_MAX_LOOKS)))
-
-    def _bytewise_here(self) -> "WatchedMatcher | None":
-        """A copy at this place over single bytes, if there is one."""
-        if self._vocabulary is byte_vocabulary():
-            return self.fork()
-        if self._twin is None:
-            language = self._language.in_bytes()
-            twin = None if language is None else language.matcher()
-            if not isinstance(twin, WatchedMatcher):
-                return None
-            self._twin = twin
-        made = self._made[self._num_followed :]
-        self._twin.follow(tuple(text_of(tuple(made), self._vocabulary)))
-        self._num_followed += len(made)
-        return self._twin.fork()
-
-    def has_another(self, looks: Iterator[int]) -> bool:
-        """Of bytes: whether the item here may become one that is not there; True if not known."""
-        rests = self._position.rests()
-        if not rests or next(looks, None) is None:
-            return True
-        taken = {rest[0] for rest in rests if rest}
-        row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
-        super().fill_mask(row)
-        later = []
-        for byte in allowed_ids(row).tolist():
-            is_space = self._position.mode is Mode.VALUE and byte in _SPACE
-            if is_space or self._position.behind(self._tokens[byte]) is None:
-                continue
-            if byte not in taken:
-                return True
-            later.append(byte)
-        for byte in later:
-            ahead = self.fork()
-            ahead.follow((byte,))
-            if ahead.has_another(looks):
-                return True
-        return False
+        return after is not None and after.has_name_left and after.has_value_left
 
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken and then changes nothing."""

@@ -12,7 +12,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
 from math import ceil, floor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,19 +19,6 @@ from constraints.errors import TooComplex
 from constraints.schema.disjoint import conjuncts, types_of, values_of
 from constraints.schema.grammar import WATCH, parts
 from constraints.schema.reading import Json, equal_key
-
-
-class Supply(IntEnum):
-    """Which values of an array's items no longer text begins with: they may leave no other.
-
-    NONE: as of strings of any length
-    ZERO: as of integers
-    SOME: others, which the engine knows
-    """
-
-    NONE = 0
-    ZERO = 1
-    SOME = 2
 
 
 class Wanted(NamedTuple):
@@ -48,7 +34,6 @@ class Watch:
     """What is watched at one place of an instance; below it, by the numbers of other places.
 
     differ:         whether the items of an array differ
-    supply:         which of its items no longer ones begin with
     values:         the texts of all that its items may be, where they are few
     wanted:         items that it contains
     longest:        the most items of an array that contains some; None: any number
@@ -65,7 +50,6 @@ class Watch:
     """
 
     differ: bool = False
-    supply: Supply = Supply.NONE
     values: tuple[str, ...] = ()
     wanted: tuple[Wanted, ...] = ()
     longest: int | None = None
@@ -96,7 +80,6 @@ class Watch:
         """What of it concerns an array."""
         return Watch(
             differ=self.differ,
-            supply=self.supply,
             values=self.values,
             wanted=self.wanted,
             longest=self.longest,
@@ -153,7 +136,7 @@ def read(text: str) -> Watched:
 def _place(fields: dict[str, Any]) -> Watch:
     lists = {key: tuple(fields[key]) for key in _LISTS}
     wanted = tuple(Wanted(*each) for each in fields["wanted"])
-    return Watch(**{**fields, **lists, "wanted": wanted, "supply": Supply(fields["supply"])})
+    return Watch(**{**fields, **lists, "wanted": wanted})
 
 
 _LISTS = ("values", "names", "required", "prefix", "judged")
@@ -170,9 +153,6 @@ _MAX_DEPTH = 20
 _LISTED: dict[str, list[Json]] = {"boolean": [False, True], "null": [None]}
 # The most values of which all may be in an array.
 _FEW = 256
-_BOUNDS = frozenset(
-    ("pattern", "format", "maxLength", "minimum", "maximum", "multipleOf", "enum", "const")
-)
 # A schema, and the types of the instances to which it applies for certain.
 _Said: TypeAlias = tuple[Json, frozenset[str]]
 # A schema, and whether it applies for certain to the instances at hand.
@@ -226,7 +206,6 @@ class _Finding:
             most.append(len(keys["names"]))
         self.found[number] = Watch(
             differ=bool(self._of_keyword("uniqueItems", arrays)),
-            supply=max(map(self._supply, arrays), default=Supply.NONE),
             values=next(filter(None, self._values(arrays)), ()),
             wanted=tuple(Wanted(json.dumps(each["schema"]), *each["counts"]) for each in wanted),
             longest=min(longest, default=None) if wanted else None,
@@ -326,12 +305,6 @@ class _Finding:
             found.append(_said((item, True), is_certain))
         return self.place(found)
 
-    def _supply(self, array: _Certain) -> Supply:
-        """Which values of an array's items no longer text begins with."""
-        first = array[0].get("prefixItems", ())
-        inner = (*first, array[0].get("items", True))
-        return max(_supply_of(each, self._definitions) for each in inner)
-
     def _values(self, arrays: list[_Certain]) -> Iterator[tuple[str, ...]]:
         """What the items may be, where that is listed and the same for all."""
         has_first = any("prefixItems" in schema for schema, _ in arrays)
@@ -387,20 +360,8 @@ def _keys(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:
     return {"names": names, "required": required}
 
 
-def _supply_of(schema: Json, definitions: dict[str, Json], depth: int = 0) -> Supply:
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
-        return Supply.NONE
-    if schema.keys() & _BOUNDS:
-        return Supply.SOME
-    types = schema.get("type", ())
-    is_whole = "integer" in ([types] if isinstance(types, str) else types)
-    inner = [*conjuncts(schema, definitions), *schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    found = [_supply_of(each, definitions, depth + 1) for each in inner]
-    return max((*found, Supply.ZERO if is_whole else Supply.NONE))
-
-
 def _texts(schema: Json, definitions: dict[str, Json], depth: int = 0) -> tuple[str, ...] | None:
-    """All instances as JSON, of a schema that has few and each in one spelling; or None."""
+    """All instances as JSON, of a schema that has few and each in a known spelling; or None."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return None
     said = set(schema)
@@ -417,15 +378,16 @@ def _texts(schema: Json, definitions: dict[str, Json], depth: int = 0) -> tuple[
         listed = [ceil(schema["minimum"]) + index for index in range(min(count, _FEW + 1))]
     elif said - {"type"} not in ({"enum"}, {"const"}):
         return None
-    if listed is None or len(listed) > _FEW or not all(map(_has_one_spelling, listed)):
+    if listed is None or len(listed) > _FEW or not all(map(_has_known_spelling, listed)):
         return None
-    return tuple(json.dumps(value, ensure_ascii=False) for value in listed)
+    texts = [json.dumps(value, ensure_ascii=False) for value in listed]
+    return (*texts, *(["-0"] if "0" in texts else []))
 
 
-def _has_one_spelling(value: Json) -> bool:
+def _has_known_spelling(value: Json) -> bool:
     if isinstance(value, str):
         return value.isprintable() and not {'"', "\\"} & set(value)
-    return value is None or isinstance(value, bool) or (isinstance(value, int) and value != 0)
+    return value is None or isinstance(value, int)
 
 
 def _said(inside: tuple[Json, bool], is_certain: bool) -> _Said:

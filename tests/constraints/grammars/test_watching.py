@@ -184,7 +184,11 @@ FINITE: dict[str, tuple[Any, Callable[[], Iterable[Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FINITE)
+# Values that are not listed may run out: masks lead there, and an output is led around it.
+RUN_OUT = ("a pattern", "a tuple")
+
+
+@pytest.mark.parametrize("name", [name for name in FINITE if name not in RUN_OUT])
 def test_masks_are_those_of_an_enumeration(name: str) -> None:
     schema, values = FINITE[name]
     judge = jsonschema.Draft202012Validator(schema)
