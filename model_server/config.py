@@ -74,6 +74,10 @@ class DownloadConfig(ModelConfig):
     )
 
 
+def _activation_bits(text: str) -> int:
+    return int(one_of("8", "16")(text))
+
+
 @dataclass(frozen=True, slots=True)
 class ServeConfig(ModelConfig):
     """One rank of one model.
@@ -118,6 +122,13 @@ class ServeConfig(ModelConfig):
         " activations in 8",
         one_of("int8", "int4", "fp8"),
         group=Group.MODEL,
+    )
+    activation_bits: int = setting(
+        8,
+        "8 or 16 bits of activations beside weights in groups, on a CPU",
+        _activation_bits,
+        group=Group.MODEL,
+        env=False,
     )
     cuda_memory_fraction: float = setting(
         0.9,

@@ -49,7 +49,7 @@ from model_server.engine.memory import (
 from model_server.engine.runner import Runner
 from model_server.errors import CheckpointBroken, ModelRefused, RanksLost
 from model_server.executor.dense import (
-    MAX_GROUPED_ERROR,
+    MAX_GROUPED_ERRORS,
     MAX_QUANTIZED_ERROR,
     Build,
     load_dense,
@@ -329,7 +329,7 @@ def _load_grouped(
             max_error = MAX_ERRORS[checked.dtype]
             # On CPUs what is in groups stays so.
             if device.type == "cpu" and parameters.has_groups:
-                max_error = max(max_error, MAX_GROUPED_ERROR)
+                max_error = max(max_error, MAX_GROUPED_ERRORS[settings.activation_bits])
     if seeing.may_see:
         _begin_seeing(settings, checked, recipe, parameters, device, seeing)
     executor = load_grouped(
@@ -390,6 +390,7 @@ def _build_of(
             dtype=checked.dtype,
             num_threads=torch.get_num_threads(),
             quantize=settings.quantize,
+            activation_bits=settings.activation_bits,
             max_loras=settings.max_loras,
             max_lora_rank=settings.max_lora_rank,
         )

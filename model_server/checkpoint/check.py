@@ -97,6 +97,7 @@ class ModelSettings:
     dtype: str = "auto"
     attention: str = "auto"
     quantize: str | None = None
+    activation_bits: int = 8
     trust_remote_code: bool = False
     tokenizer_folder: Path | None = None
     max_loras: int = 0
@@ -197,6 +198,7 @@ def preflight(settings: ServeConfig) -> Preflight:
         trust_remote_code=settings.trust_remote_code,
         attention=settings.attention,
         quantize=settings.quantize,
+        activation_bits=settings.activation_bits,
         tokenizer_folder=settings.tokenizer_folder,
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,

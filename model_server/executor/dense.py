@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 _CHUNK_LENS = (13, 6, 1)
 # Relative error of logits: 0.07 is usual; beyond this something is wrong with the weights.
 MAX_QUANTIZED_ERROR = 0.3
-# The same where weights stay in their groups, and rows are in 16 bits: 2e-4 is usual.
-MAX_GROUPED_ERROR = 0.01
+# The same where weights stay in their groups, by the bits of rows: 0.01 and 2e-4 are usual.
+MAX_GROUPED_ERRORS = {8: 0.15, 16: 0.01}
 _MADV_DONTNEED = 4
 _PAGE_SIZE = 4096
 

@@ -102,6 +102,7 @@ class DenseCpu:
         dtype: torch.dtype,
         num_threads: int,
         quantize: str | None = None,
+        activation_bits: int = 8,
         max_loras: int = 0,
         max_lora_rank: int = 16,
         release: Callable[[str], None] = lambda name: None,
@@ -117,6 +118,7 @@ class DenseCpu:
             dtype=dtype,
             num_threads=num_threads,
             quantize=quantize,
+            activation_bits=activation_bits,
             release=release,
         )
         self._model = self._weights.model

@@ -46,7 +46,9 @@ from model_server.recipe.recipe import (
 
 # "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of those from "int4" on
 # see `native/groups.h`.
-_FORMAT_NAMES = "f32 bf16 int8 wide int4 int4_wide int5_wide int6_wide grouped_int8"
+_FORMAT_NAMES = (
+    "f32 bf16 int8 wide int4 int5 int6 grouped_int8 int4_wide int5_wide int6_wide grouped_int8_wide"
+)
 
 
 FORMATS = {name: number for number, name in enumerate(_FORMAT_NAMES.split())}
@@ -388,14 +390,13 @@ def interleave(gate: Columns, up: Columns) -> Columns:
     return joined.take(order)
 
 
-def _format_of_groups(weights: Sequence[GroupedWeight], *, rounds_rows: bool) -> str:
+def _format_of_groups(weights: Sequence[GroupedWeight], activation_bits: int) -> str:
     bits = max(each.bits for each in weights)
-    if bits > 6:
-        return "grouped_int8"
-    if bits == 4:
-        return "int4" if rounds_rows else "int4_wide"
+    name = "grouped_int8" if bits > 6 else f"int{bits}"
     # What is above 4 bits lies in runs of 32 numbers, or of 16.
-    return "int5_wide" if bits == 5 and weights[0].group_len % 32 == 0 else "int6_wide"
+    if bits == 5 and weights[0].group_len % 32 != 0:
+        name = "int6"
+    return name if activation_bits == 8 else f"{name}_wide"
 
 
 class Packer:
@@ -439,15 +440,15 @@ class Packer:
         return matrix
 
     def grouped(
-        self, columns: Columns, weights: Sequence[GroupedWeight], *, rounds_rows: bool
+        self, columns: Columns, weights: Sequence[GroupedWeight], *, activation_bits: int
     ) -> MatrixStruct:
-        """Pack columns of such weights, which are alike. Raises MemoryError.
+        """Pack columns of such weights, which are alike, for rows of 8 or 16 bits.
 
-        rounds_rows: to 8 bits where weights have 4; else rows have 16
+        Raises MemoryError.
         """
         columns = columns.padded(COLUMNS)
         first = weights[0]
-        matrix = self._empty(columns, _format_of_groups(weights, rounds_rows=rounds_rows))
+        matrix = self._empty(columns, _format_of_groups(weights, activation_bits))
         matrix.group_len = first.group_len
         matrix.zero = first.zero
         matrix.storage = GROUP_STORAGES[first.scales.values.dtype]
@@ -562,8 +563,9 @@ class PackedWeights:
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
     dtype:      of keys, values and, unless `quantize` says "int8" or "int4", weights: float32 or
                 bfloat16; in float32, those that come as bfloat16 stay so, for the same results
-    quantize:   "int4": rows in 8 bits, and weights in 4, but for the head and what no group
-                divides, which are in 8; "int8": also what comes in groups, which else stays so
+    quantize:   "int4": weights in 4 bits, but for the head and what no group divides, which are in
+                8; "int8": also what comes in groups, which else stays so
+    activation_bits: of rows that weights in groups multiply, 8 or 16; the head's have 16
     release:    called with a parameter's name once it is not needed any more
     """
 
@@ -577,6 +579,7 @@ class PackedWeights:
         dtype: torch.dtype,
         num_threads: int,
         quantize: str | None = None,
+        activation_bits: int = 8,
         release: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Raises MemoryError."""
@@ -587,6 +590,7 @@ class PackedWeights:
         self._columns = ProductColumns(parameters, self.tables)
         self._dtype = dtype
         self._quantize = quantize
+        self._activation_bits = activation_bits
         self._packer = Packer(library, self.arena, num_threads)
         self._num_weights: Counter[str] = Counter()
         self._undivided: set[int] = set()  # inputs that are no whole groups
@@ -635,7 +639,7 @@ class PackedWeights:
             softcap=recipe.softcap or 0.0,
             final_norm=self._norm(recipe.final_norm, hidden),
             # It decides between tokens.
-            head=self._packed(head, self._quantize, bits=8),
+            head=self._packed(head, self._quantize, bits=8, activation_bits=16),
         )
 
     def _is_tied(self, columns: Columns) -> bool:
@@ -661,7 +665,14 @@ class PackedWeights:
         """
         return "+".join(name for name, _ in self._num_weights.most_common())
 
-    def _packed(self, columns: Columns, quantize: str | None, bits: int = 4) -> MatrixStruct:
+    def _packed(
+        self,
+        columns: Columns,
+        quantize: str | None,
+        bits: int = 4,
+        activation_bits: int | None = None,
+    ) -> MatrixStruct:
+        activation_bits = activation_bits or self._activation_bits
         if quantize == "int4":
             rounded = columns.rounded(bits)
             if rounded is None:
@@ -674,7 +685,7 @@ class PackedWeights:
             for index, weight in enumerate(grouped):
                 num_columns = int((columns.places[:, 0] == index).sum())
                 self._num_weights[weight.kind] += num_columns * columns.k
-            return self._packer.grouped(columns, grouped, rounds_rows=quantize == "int4")
+            return self._packer.grouped(columns, grouped, activation_bits=activation_bits)
         columns = columns.dense()
         format_name = quantize or ELEMENT_NAMES[self._dtype]
         if format_name == "f32" and columns.element == FORMATS["bf16"]:

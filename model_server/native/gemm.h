@@ -186,18 +186,21 @@ struct Registers {};
 constexpr int kColumns = 32;  // of a panel
 
 // Of weights; rows are of the same. But kWide is bfloat16 weights for rows of floats: half of what
-// kF32 reads, to the same results. Of those from kInt4 on see groups.h: kInt4 is for rows of 8 bits,
-// the others for rows of 16.
+// kF32 reads, to the same results. Of those from kInt4 on see groups.h: rows have 8 bits, or 16 from
+// kInt4Wide on.
 enum Format : int64_t {
   kF32,
   kBf16,
   kInt8,
   kWide,
   kInt4,
+  kInt5,
+  kInt6,
+  kGroupedInt8,
   kInt4Wide,
   kInt5Wide,
   kInt6Wide,
-  kGroupedInt8
+  kGroupedInt8Wide
 };
 
 // Of groups, [n / 32][num_groups()][32]; with the factors of bytes, [n / 32][k / 256][32].
@@ -222,10 +225,13 @@ struct Matrix {
   bool in_groups() const { return format >= kInt4; }
   int64_t num_groups() const { return in_groups() ? k / group_len : 0; }
   int64_t pack() const {  // numbers of a word, or of the lowest bits of which
-    constexpr int8_t kPack[] = {1, 2, 4, 2, 8, 8, 8, 8, 4};
+    constexpr int8_t kPack[] = {1, 2, 4, 2, 8, 8, 8, 4, 8, 8, 8, 4};
     return kPack[format];
   }
-  int64_t num_high() const { return format == kInt5Wide ? 1 : format == kInt6Wide ? 2 : 0; }
+  int64_t num_high() const {
+    constexpr int8_t kHigh[] = {0, 0, 0, 0, 0, 1, 2, 0, 0, 1, 2, 0};
+    return kHigh[format];
+  }
   int64_t run_len() const { return num_high() == 0 ? 1 : 4 / num_high(); }  // see groups.h
   bool in_tiles() const { return NATIVE_AMX && (format == kBf16 || format == kInt8); }  // of AMX
   int64_t num_words() const {  // of a column; of a row, too, if not in groups
@@ -465,10 +471,13 @@ Multiply multiply_function(int64_t format, int num_rows) {
       multiply_functions<Int8Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<WideDot, kPacked, kAhead>(Rows{}),
       group_functions<Int4Dot, kPacked, kAhead>(Rows{}),
+      group_functions<Int5Dot, kPacked, kAhead>(Rows{}),
+      group_functions<Int6Dot, kPacked, kAhead>(Rows{}),
+      group_functions<GroupedInt8Dot, kPacked, kAhead>(Rows{}),
       group_functions<Int4WideDot, kPacked, kAhead>(Rows{}),
       group_functions<Int5WideDot, kPacked, kAhead>(Rows{}),
       group_functions<Int6WideDot, kPacked, kAhead>(Rows{}),
-      group_functions<GroupedInt8Dot, kPacked, kAhead>(Rows{}),
+      group_functions<GroupedInt8WideDot, kPacked, kAhead>(Rows{}),
   };
   return kFunctions[format][num_rows - 1];
 }
@@ -672,7 +681,6 @@ using Int8RowEncoder =
 using WideRowEncoder =
     std::conditional_t<WideRows::kSums == 2, TwoBytesEncoder,
                        std::conditional_t<WideRows::kUnits == 2, PairEncoder, NumberEncoder>>;
-using Int4RowEncoder = std::conditional_t<Int4Dot::kUnits == 2, ByteEncoder<0>, WideRowEncoder>;
 
 // A row's last chunk, of `count` elements and zeros. Not inlined, so that it costs the others
 // nothing.
@@ -927,9 +935,10 @@ inline void pack_groups(const Matrix &matrix, const GroupSources &from, int64_t 
 
 // Of a row.
 inline int64_t num_units(const Matrix &matrix) {
-  constexpr int8_t kUnits[] = {F32Dot::kUnits,      Bf16Dot::kUnits,     Int8Dot::kUnits,
-                               WideDot::kUnits,     Int4Dot::kUnits,     Int4WideDot::kUnits,
-                               Int5WideDot::kUnits, Int6WideDot::kUnits, GroupedInt8Dot::kUnits};
+  constexpr int8_t kUnits[] = {
+      F32Dot::kUnits,      Bf16Dot::kUnits,     Int8Dot::kUnits,     WideDot::kUnits,
+      Int4Dot::kUnits,     Int5Dot::kUnits,     Int6Dot::kUnits,     GroupedInt8Dot::kUnits,
+      Int4WideDot::kUnits, Int5WideDot::kUnits, Int6WideDot::kUnits, GroupedInt8WideDot::kUnits};
   return (matrix.in_groups() ? matrix.k / matrix.pack() : matrix.num_words()) *
          kUnits[matrix.format];
 }
@@ -967,8 +976,9 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
 // The scales of each group's numbers of a row, and the sums of the numbers.
 template <class E>
 void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums) {
+  const float most = matrix.format < kInt4Wide ? 127.f : kWideMost;
   for (int64_t first = 0; first < matrix.k; first += matrix.group_len) {
-    *scales = scale_of(row + first, matrix.group_len, matrix.format == kInt4 ? 127.f : kWideMost);
+    *scales = scale_of(row + first, matrix.group_len, most);
     const float inverse = inverse_of(*scales++);
     Ints lanes = broadcast(int32_t{0});
     for (int64_t i = first; i < first + matrix.group_len; i += 16)
@@ -991,8 +1001,9 @@ RowTile prepare_groups(const Matrix &matrix, const E *rows, int64_t row_stride, 
     of_rows[r] = {scales + r * matrix.num_groups(), __builtin_ctzll(matrix.group_len)};
     scale_groups(matrix, own[r], scales + r * matrix.num_groups(), sums + r * matrix.num_groups());
   }
-  if (matrix.format == kInt4)
-    encode_tile<Int4RowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
+  const bool is_bytes = 4 * num_units == k;
+  if (is_bytes)
+    encode_tile<ByteEncoder<0>, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
   else
     encode_tile<WideRowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
   return {to, scales, many ? 0 : num_units, num_rows, sums};

@@ -124,16 +124,19 @@ struct WideGroupDot {
 using Int4WideDot = WideGroupDot<4>;
 using Int5WideDot = WideGroupDot<5>;
 using Int6WideDot = WideGroupDot<6>;
-using GroupedInt8Dot = WideGroupDot<8>;
+using GroupedInt8WideDot = WideGroupDot<8>;
 
+// Rows of 8 bits; kWords and what `split` does as above.
 #if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 
-// Rows of 8 bits.
-struct Int4Dot {
-  static constexpr int kPack = 8, kParts = 2, kUnits = 2, kSums = 1, kHigh = 0, kWords = 1;
+template <int kBits>
+struct ByteGroupDot {
+  using Wide = WideGroupDot<kBits>;
+  static constexpr int kPack = Wide::kPack, kParts = Wide::kParts, kHigh = Wide::kHigh;
+  static constexpr int kWords = Wide::kWords, kUnits = kParts, kSums = 1;
 
   static ALWAYS_INLINE void split(Words words, Words high, uint32_t w, Words (&parts)[kParts]) {
-    Int4WideDot::split(words, high, w, parts);
+    Wide::split(words, high, w, parts);
   }
   static ALWAYS_INLINE Ints whole(const Ints (&sums)[kSums]) { return sums[0]; }
   static ALWAYS_INLINE void join(Ints (&sums)[kSums], const Words (&x)[kUnits],
@@ -141,7 +144,7 @@ struct Int4Dot {
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
     for (int u = 0; u < kUnits; ++u) sums[0] = add_bytes(sums[0], x[u], parts[u]);
 #elif defined(__AVX2__)
-    // Four products of 15 by 127 fit 16 bits.
+    // Four products of 63 by 127 fit 16 bits.
     const Words pairs = each<uint32_t>([&](int i) {
 #if defined(__AVX512BW__)
       return (Words::Register)_mm512_add_epi16(
@@ -163,11 +166,23 @@ struct Int4Dot {
 #endif
   }
 };
+using Int4Dot = ByteGroupDot<4>;
+using Int5Dot = ByteGroupDot<5>;
+using Int6Dot = ByteGroupDot<6>;
 
 #else
 
 using Int4Dot = Int4WideDot;  // it multiplies numbers of 8 bits as well
+using Int5Dot = Int5WideDot;
+using Int6Dot = Int6WideDot;
 
+#endif
+
+// Of weights of 8 bits without a sign, only this instruction makes whole products.
+#if defined(__AVX512VNNI__) && defined(__AVX512F__)
+using GroupedInt8Dot = ByteGroupDot<8>;
+#else
+using GroupedInt8Dot = GroupedInt8WideDot;
 #endif
 
 // Scales or minimums of groups, in the order of their columns: floats, halves, or bytes that are

@@ -30,7 +30,8 @@ NUM_TOKENS = 8
 
 def answer(folder: Path) -> tuple[torch.Tensor, list[int]]:
     """Of the folder's model, as the shard loads it: the prompt's logits, and greedy tokens."""
-    model = load_model(ModelSettings(folder, CPU, dtype="float32"), World())
+    settings = ModelSettings(folder, CPU, dtype="float32", activation_bits=16)
+    model = load_model(settings, World())
     assert model.fallback_reason is None
     model.allocate(8)
     token_ids = list(PROMPT)

@@ -305,8 +305,9 @@ def in_groups(
 
 
 # The largest number of a row, by the format.
-BITS = {"int4": 4, "int4_wide": 4, "int5_wide": 5, "int6_wide": 6, "grouped_int8": 8}
-MOST = {name: 127 if name == "int4" else 127 * 256 + 127 for name in BITS}
+IN_8_BITS = {"int4": 4, "int5": 5, "int6": 6, "grouped_int8": 8}
+BITS = {**IN_8_BITS, **{f"{name}_wide": bits for name, bits in IN_8_BITS.items()}}
+MOST = {name: 127 if name in IN_8_BITS else 127 * 256 + 127 for name in BITS}
 GROUPS = [(64, 128, 128), (37, 192, 64), (70, 96, 32), (32, 48, 16)]
 
 
@@ -336,7 +337,7 @@ def test_products_in_groups_are_those_of_their_values(
     group_len: int,
     has_minimums: bool,
 ) -> None:
-    if format == "int5_wide" and group_len < 32:
+    if BITS[format] == 5 and group_len < 32:
         pytest.skip("such groups are packed in 6 bits")
     weight = in_groups(n, k, group_len, bits=BITS[format], has_minimums=has_minimums)
     rows = whole_rows(13, k, MOST[format])
