@@ -59,7 +59,7 @@ def test_a_shard_for_texts_imports_nothing_that_reads_images(
         (tmp_path / "preprocessor_config.json").write_text("{}")
     code = (
         "import sys; from model_server import __main__, config, loading\n"
-        "loading.prepare(config.parse(sys.argv[1:]))\n"
+        "loading.prepare(config.parse(sys.argv[1:])).constraints.wait_read()\n"
         "print(*(name for name, module in sys.modules.items() if module))"
     )
     argv = [sys.executable, "-c", code, "serve", str(tmp_path), "--uds-path=unused"]
