@@ -87,11 +87,10 @@ class ReplicaSockets(OpenSockets):
         try:
             if self._pool.is_draining:
                 raise ShuttingDown()
-            with closing(await self._pool.use([], ())) as use:
-                replica = await self._connect(scope, use)
-                with self.opened(send):
-                    await send({"type": "websocket.accept"})
-                    await relay(replica, _messages(receive), send, "the replica is gone")
+            use, replica = await self._join(scope)
+            with closing(use), self.opened(send):
+                await send({"type": "websocket.accept"})
+                await relay(replica, _messages(receive), send, "the replica is gone")
         except SocketClose as close:
             await close_socket(send, close)
         except InvalidStatus as error:
@@ -105,6 +104,20 @@ class ReplicaSockets(OpenSockets):
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
 
+    async def _join(self, scope: Scope) -> tuple[Use, ClientConnection]:
+        """A replica's socket, of the first one that is there. Raises FleetError, InvalidStatus."""
+        tried: set[str] = set()
+        while True:
+            use = await self._pool.use([], tried)
+            try:
+                return use, await self._connect(scope, use)
+            except NotReached:
+                use.close()
+                tried.add(use.name)
+            except BaseException:
+                use.close()
+                raise
+
     async def _connect(self, scope: Scope, use: Use) -> ClientConnection:
         """The replica's socket. Raises NotReached, and InvalidStatus for its refusal."""
         headers = [each for each in HTTPConnection(scope).headers.items() if each[0] in _PASSED]
@@ -113,7 +126,10 @@ class ReplicaSockets(OpenSockets):
             target += "?" + scope["query_string"].decode("latin-1")
         try:
             return await connect_socket(use.address, target, headers)
-        except InvalidStatus:
+        except InvalidStatus as refusal:
+            # It drains, and another one does not.
+            if refusal.response.status_code == 503:
+                raise NotReached("the replica takes no sockets") from refusal
             raise
         except (OSError, WebSocketException) as error:
             self._pool.report_failure(use, error)

@@ -100,6 +100,36 @@ async def test_a_socket_is_that_of_a_replica_until_one_side_closes_it(tmp_path: 
         assert refused.value.response.status_code == 503
 
 
+async def draining(scope: Scope, receive: Receive, send: Send) -> None:
+    """A replica that says that it is ready, and refuses sockets."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(body_part(b"", more=False))
+        return
+    await receive()
+    await send({"type": "websocket.http.response.start", "status": 503, "headers": []})
+    await send({"type": "websocket.http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_replica_that_takes_no_socket_leaves_it_to_another(
+    is_there: bool, tmp_path: Path
+) -> None:
+    async with listening(tmp_path, ["a", "b"]) as listeners, running(listeners) as front:
+        pool, _, _, url = front
+        listeners.apps["b"] = replica
+        if is_there:
+            listeners.apps["a"] = draining
+        while len(pool.ready) < 2:
+            await asyncio.sleep(0.01)
+        if not is_there:
+            (tmp_path / "a.sock").unlink()
+        headers = {"authorization": "Bearer k"}
+        for _ in range(2):
+            async with connect(f"{url}/lmtp?n", additional_headers=headers, proxy=None) as socket:
+                assert await hear(socket) == "n Bearer k"
+
+
 async def hear(socket: ClientConnection) -> str | bytes:
     return await asyncio.wait_for(socket.recv(), 10)
 
