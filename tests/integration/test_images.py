@@ -163,8 +163,8 @@ def test_images_come_again_after_a_preemption_and_a_killed_shard(
         turns = [turns for turns, _ in chats]
         assert list(pool.map(partial(answer, running), turns)) == expected
         assert metric(running, "tandem_preemptions_total") > 0
-        answers = [pool.submit(answer, running, each) for each in turns]
         before = metric(running, "tandem_output_tokens_total")
+        answers = [pool.submit(answer, running, each) for each in turns]
         while metric(running, "tandem_output_tokens_total") == before:
             time.sleep(0.005)
         os.kill(running.pid_of("model_server"), signal.SIGKILL)
