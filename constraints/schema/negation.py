@@ -10,7 +10,7 @@ negation can be expressed.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, groupby, pairwise
 from typing import NamedTuple
 
@@ -37,24 +37,20 @@ class NoNegation(Exception):
 
 
 class _Within(NamedTuple):
-    """What a negation depends on. `beside`: a raw schema that holds of the same values, too."""
+    """What a negation depends on."""
 
     resolve: Resolve
     draft: Draft
-    beside: Json
 
 
-def negation(schema: Json, resolve: Resolve, draft: Draft, beside: Json = True) -> Json:
-    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation.
-
-    beside: what holds of the same values, too: it may say which keys and items there are
-    """
-    return _negation(schema, _Within(resolve, draft, beside), 0)
+def negation(schema: Json, resolve: Resolve, draft: Draft) -> Json:
+    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation."""
+    return _negation(schema, _Within(resolve, draft), 0)
 
 
 def _negation(schema: Json, within: _Within, depth: int) -> Json:
-    if isinstance(schema, bool) or within.beside is False:
-        return schema is False and within.beside is not False
+    if isinstance(schema, bool):
+        return not schema
     if depth > _MAX_REFERENCES:
         raise NoNegation("$ref")
     refusals: list[Json] = []
@@ -69,11 +65,9 @@ def _negation(schema: Json, within: _Within, depth: int) -> Json:
 
 def _of_keyword(keyword: str, schema: dict[str, Json], within: _Within, depth: int) -> Json:
     value = schema[keyword]
-    # What holds beside the whole does not hold of its members.
-    inside = within._replace(beside=True)
     match keyword:
         case "type":
-            return _not_types(value, _types_of(within.beside, within))
+            return _not_types(value)
         case "const" | "enum":
             return _not_values([value] if keyword == "const" else value)
         case "pattern":
@@ -84,14 +78,10 @@ def _of_keyword(keyword: str, schema: dict[str, Json], within: _Within, depth: i
             return _either(
                 {"type": "object", "required": [name], "properties": {name: refused}}
                 for name, inner in value.items()
-                if (refused := _negation(inner, _within_member(within, name), depth)) is not False
+                if (refused := _negation(inner, within, depth)) is not False
             )
-        case "additionalProperties" if "patternProperties" not in schema and value is False:
-            return _with_other_keys(schema.get("properties", {}), within)
-        case "items" if not isinstance(value, list) and "prefixItems" not in schema:
-            return _with_other_items(value, within)
         case "contains" if not schema.keys() & _COUNTS:
-            return {"type": "array", "items": _negation(value, inside, depth)}
+            return {"type": "array", "items": _negation(value, within, depth)}
         case "anyOf":
             return _both(_negation(inner, within, depth) for inner in value)
         case "allOf":
@@ -101,59 +91,6 @@ def _of_keyword(keyword: str, schema: dict[str, Json], within: _Within, depth: i
         case "$ref":
             return _negation(within.resolve(value), within, depth)
     return _beyond_bound(keyword, value)
-
-
-def _with_other_keys(declared: Iterable[str], within: _Within) -> Json:
-    """Objects with a key that is not declared, of those that hold beside. Raises NoNegation."""
-    for each in _conjuncts(within.beside, within, 0):
-        if _is_closed(each):
-            others = [key for key in each.get("properties", ()) if key not in declared]
-            return _either({"type": "object", "required": [key]} for key in others)
-    raise NoNegation("additionalProperties")
-
-
-def _is_closed(schema: dict[str, Json]) -> bool:
-    return schema.get("additionalProperties", True) is False and "patternProperties" not in schema
-
-
-def _with_other_items(items: Json, within: _Within) -> Json:
-    """Arrays with an item of another type, of those that hold beside. Raises NoNegation."""
-    types = _types_of(items, within)
-    for each in _conjuncts(within.beside, within, 0):
-        if "prefixItems" not in each and isinstance(each.get("items"), dict):
-            others = _types_of(each["items"], within)
-            if types and others and not _with_number(types) & _with_number(others):
-                return {"type": "array", "minItems": 1}
-    raise NoNegation("items")
-
-
-def _conjuncts(schema: Json, within: _Within, depth: int) -> Iterator[dict[str, Json]]:
-    """The raw schemas that hold where this one does."""
-    if isinstance(schema, dict) and depth <= _MAX_REFERENCES:
-        schema = within.draft.read(schema)
-        yield schema
-        referred = [within.resolve(schema["$ref"])] if "$ref" in schema else []
-        for each in (*referred, *schema.get("allOf", ())):
-            yield from _conjuncts(each, within, depth + 1)
-
-
-def _within_member(within: _Within, name: str) -> _Within:
-    for each in _conjuncts(within.beside, within, 0):
-        if name in each.get("properties", ()):
-            return within._replace(beside=each["properties"][name])
-        if _is_closed(each):
-            return within._replace(beside=False)
-    return within._replace(beside=True)
-
-
-def _types_of(schema: Json, within: _Within) -> set[str]:
-    """All types that a schema allows, where it names some; else none."""
-    for each in _conjuncts(schema, within, 0):
-        types = each.get("type")
-        if types is not None:
-            nullable = {"null"} if each.get("nullable") is True else set()
-            return {*([types] if isinstance(types, str) else types), *nullable}
-    return set()
 
 
 def _beyond_bound(keyword: str, value: Json) -> Json:
@@ -179,19 +116,14 @@ def _beyond_bound(keyword: str, value: Json) -> Json:
     raise NoNegation(keyword)
 
 
-def _with_number(types: set[str]) -> set[str]:
-    return types | ({"number"} if "integer" in types else set())
-
-
-def _not_types(value: Json, beside: set[str]) -> Json:
-    """The other types. `beside`: those that there are at all; none: any."""
+def _not_types(value: Json) -> Json:
+    """The other types."""
     named = set(value if isinstance(value, list) else [value])
     others = [name for name in _DISTINCT if name not in named]
     if "integer" in named and "number" not in named:
         # What is no integer may be a number that no schema tells from one.
-        if not beside or "number" in beside:
-            raise NoNegation("type")
-    elif "number" not in named:
+        raise NoNegation("type")
+    if "number" not in named:
         others.append("number")
     return {"type": others} if others else False
 
@@ -289,8 +221,8 @@ def _both(schemas: Iterable[Json]) -> Json:
 _MAX_FOLLOWED = 200
 
 
-def _opposite(place: Place, value: Json, pointer: str, beside: Json = True) -> Json:
-    """The negation of a raw schema, beside another one. Raises NoNegation."""
+def _opposite(place: Place, value: Json, pointer: str) -> Json:
+    """The negation of a raw schema. Raises NoNegation."""
     rewriter = place.rewriter
     rewriter.probe(value, pointer)
     followed = count(1)
@@ -300,7 +232,7 @@ def _opposite(place: Place, value: Json, pointer: str, beside: Json = True) -> J
             raise NoNegation("$ref")
         return rewriter.raw(rewriter.resolve(reference, pointer))
 
-    return negation(value, resolve, rewriter.draft(pointer), beside)
+    return negation(value, resolve, rewriter.draft(pointer))
 
 
 def _negated(place: Place, value: Json, pointer: str) -> Json:
@@ -356,7 +288,7 @@ def _alone(place: Place, value: Json, index: int, pairs: Pairs, pointer: str) ->
     at_option = below(pointer, index)
     others = [other for other in range(len(value)) if {(index, other), (other, index)} & pairs]
     return [
-        place.rewriter.schema(_opposite(place, value[other], at_option, value[index]), at_option)
+        place.rewriter.schema(_opposite(place, value[other], at_option), at_option)
         for other in others
     ]
 

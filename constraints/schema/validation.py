@@ -122,28 +122,6 @@ def _parts(value: int | ExactNumber) -> tuple[tuple[int, ...], int]:
     return digits, exponent
 
 
-@lru_cache(maxsize=32)
-def exact(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
-    """The validator of the same draft for values from `loads`."""
-    integers = kind.TYPE_CHECKER
-    takes_points = integers.is_type(1.0, "integer")
-
-    def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
-        if not isinstance(value, ExactNumber):
-            return integers.is_type(value, "integer")
-        is_whole = takes_points and value == value.to_integral_value()
-        return isinstance(value, LongInteger) or is_whole
-
-    ours: dict[str, _Keyword] = {
-        "multipleOf": _multiple_of,
-        "divisibleBy": _multiple_of,
-        "uniqueItems": _unique_items,
-    }
-    known = {name: ours[name] for name in ours.keys() & kind.VALIDATORS.keys()}
-    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
-    return extend(kind, validators=known, type_checker=integers.redefine("integer", is_integer))
-
-
 def _multiple_of(validator: Any, step: Json, instance: Json, schema: Json) -> _Errors:
     if not validator.is_type(instance, "number"):
         return
@@ -172,20 +150,6 @@ def hashable(value: Json) -> Hashable:
             # Python's True is 1.
             return (bool, value)
     return value  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=32)
-def with_patterns(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
-    """The validator of the same draft with these keywords."""
-    ours: dict[str, _Keyword] = {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-        "unevaluatedProperties": _unevaluated_properties,
-    }
-    known = {name: ours[name] for name in ours.keys() & kind.VALIDATORS.keys()}
-    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
-    return extend(kind, validators=known)
 
 
 def _pattern(validator: Any, pattern: Json, instance: Json, schema: Json) -> _Errors:
@@ -345,7 +309,7 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
     schema = spelt_out(loads(schema_text))
     part = spelt_out(loads(part_text))
     validators = [
-        bounded(with_patterns(exact(kind)))(
+        _ours(kind, is_bounded=True)(
             _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
         ).evolve(schema=part)
         for kind in validators_of(schema)
@@ -369,11 +333,33 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
 # asked exponentially often, and all outputs of a shard would wait.
 _MAX_JUDGED = 20_000
 _judging = threading.local()
+_OURS: dict[str, _Keyword] = {
+    "multipleOf": _multiple_of,
+    "divisibleBy": _multiple_of,
+    "uniqueItems": _unique_items,
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+}
 
 
 @lru_cache(maxsize=32)
-def bounded(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
-    """The validator of the same draft for judges, which raises TooComplex where one takes long."""
+def _ours(
+    kind: type[jsonschema.Validator], *, is_bounded: bool = False
+) -> type[jsonschema.Validator]:
+    """The validator of the same draft for values from `loads`, with patterns as in masks.
+
+    is_bounded: for judges: it raises TooComplex where a value takes long
+    """
+    integers = kind.TYPE_CHECKER
+    takes_points = integers.is_type(1.0, "integer")
+
+    def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
+        if not isinstance(value, ExactNumber):
+            return integers.is_type(value, "integer")
+        is_whole = takes_points and value == value.to_integral_value()
+        return isinstance(value, LongInteger) or is_whole
 
     def counted(keyword: _Keyword) -> _Keyword:
         def asked(validator: Any, value: Json, instance: Json, schema: Json) -> _Errors:
@@ -384,8 +370,12 @@ def bounded(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
 
         return asked
 
+    theirs: dict[str, _Keyword] = dict(kind.VALIDATORS)
+    keywords = {name: _OURS.get(name, each) for name, each in theirs.items()}
+    if is_bounded:
+        keywords = {name: counted(each) for name, each in keywords.items()}
     extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
-    return extend(kind, {name: counted(each) for name, each in kind.VALIDATORS.items()})
+    return extend(kind, keywords, type_checker=integers.redefine("integer", is_integer))
 
 
 def _unnamed(schema: Json) -> Json:
@@ -402,9 +392,7 @@ def _errors(
     registry: Registry[Json] = Registry()
     for kind in validators_of(schema):
         try:
-            validator = with_patterns(exact(kind))(
-                _unnamed(schema), registry=registry, format_checker=formats
-            )
+            validator = _ours(kind)(_unnamed(schema), registry=registry, format_checker=formats)
             return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
         except _WRONG_VALUES:
             continue

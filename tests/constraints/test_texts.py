@@ -47,7 +47,7 @@ def test_right_texts_are_taken_and_others_are_not(kind: str, row: Json) -> None:
 @pytest.mark.parametrize("row", [row for kind, row in rows("texts") if "name" in row])
 def test_what_masks_write_is_an_instance(row: Json) -> None:
     whitespace = random.Random(row["name"]).choice(list(Whitespace))
-    language = of_schema(row["schema"], whitespace=whitespace)
+    language = of_schema(row["schema"], whitespace=whitespace, **row.get("how", {}))
     text = walk(language, np.random.default_rng(7), 40)
     knows = "corpus" in row.get("judges", ["corpus"])
     assert text is None or not knows or Judge(row["schema"]).is_instance(loads(text)), text
