@@ -18,16 +18,12 @@ gc.disable()
 import sys
 
 from model_server import config
-from model_server.lean_imports import import_transformers
 from processes.image_processor import hide_image_libraries, hide_unfit_torchvision
 
-_model = config.model_to_serve(sys.argv[1:])
-if _model is not None and config.is_for_text_alone(_model):
+if config.is_for_text_alone(sys.argv[1:]):
     hide_image_libraries()
 else:
     hide_unfit_torchvision()
-if _model is not None and config.is_on_cpus(_model):
-    import_transformers(is_divided=_model.world_size > 1)
 
 import asyncio
 import logging

@@ -419,28 +419,17 @@ def parse(
     return read_settings(kind, by_flag, os.environ if environ is None else environ)
 
 
-def model_to_serve(argv: Sequence[str]) -> ServeConfig | None:
-    """What a command will serve or check, by which it is known what is not to be imported.
-
-    None: it does neither, or the checkpoint's own code may want whatever there is.
-    """
+def is_for_text_alone(argv: Sequence[str]) -> bool:
+    """Whether a command is about a folder whose model sees no images, whatever it is."""
     try:
         settings = parse(argv) if argv else None
     except BadConfig:
-        return None
+        return False
+    # Code of a checkpoint may want libraries for images, although they are not served.
     if settings is None or isinstance(settings, DownloadConfig) or settings.trust_remote_code:
-        return None
-    return settings
-
-
-def is_for_text_alone(settings: ServeConfig) -> bool:
-    """Whether the model is a folder's that sees no images, whatever it is."""
+        return False
     folder = Path(settings.model_id)
     return (folder / "config.json").is_file() and not has_processor(folder)
-
-
-def is_on_cpus(settings: ServeConfig) -> bool:
-    return settings.device == "cpu" or not num_gpus()
 
 
 def parse_quantize(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> QuantizeConfig:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from model_server.errors import ImageRefused
 from model_server.zoo import HfModel
@@ -107,8 +108,7 @@ class Eyes:
         tower = [each for each in module.parameters() if id(each) not in own]
         if not tower:
             raise Blind("nothing in it sees")
-        # The class of those that are divided takes long to import.
-        if any(hasattr(each, "placements") for each in tower):
+        if any(isinstance(each, DTensor) for each in tower):
             raise Blind("what sees in it is divided over the ranks")
         self._dtype = tower[0].dtype
         self._device = tower[0].device

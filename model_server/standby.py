@@ -37,13 +37,13 @@ class _Preparation(threading.Thread):
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         from model_server import __main__ as shard
-        from model_server.config import ServeConfig, is_on_cpus, parse
+        from model_server.config import ServeConfig, num_gpus, parse
         from model_server.errors import ShardError
         from model_server.loading import prepare
 
         settings = parse(self._argv)
         prepared = None
-        if isinstance(settings, ServeConfig) and is_on_cpus(settings):
+        if isinstance(settings, ServeConfig) and (settings.device == "cpu" or not num_gpus()):
             try:
                 # It imports the model's class, too.
                 prepared = prepare(settings)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.pytorch_utils import Conv1D
 
 from model_server.adapter import Adapter, LinearShapes, LowRank
@@ -98,9 +99,7 @@ def _part_of(weight: Any, count: int, width: int) -> range:
 
 def _is_plain(weight: Any) -> bool:
     """Whether a rank's part of it is one run of outputs, or of inputs."""
-    # Those that are divided alone have any, and their class takes long to import.
-    placements = getattr(weight, "placements", None)
-    return placements is None or type(placements[0]).__name__ in ("Shard", "Replicate")
+    return not isinstance(weight, DTensor) or type(weight.placements[0]) in (Shard, Replicate)
 
 
 class ZooAdapters:
