@@ -271,6 +271,7 @@ def load(
     device: str = "cpu",
     attention: str = "auto",
     max_loras: int = 0,
+    activation_bits: int = 8,
     noise: ProcessedImage | None = None,
 ) -> PagedModel:
     """The model of a checkpoint; by an attention that is named, in its own class.
@@ -278,7 +279,12 @@ def load(
     noise: an image of it, where it sees
     """
     settings = ModelSettings(
-        folder, torch.device(device), dtype=dtype, attention=attention, max_loras=max_loras
+        folder,
+        torch.device(device),
+        dtype=dtype,
+        attention=attention,
+        max_loras=max_loras,
+        activation_bits=activation_bits,
     )
     return load_model(settings, world, noise)
 

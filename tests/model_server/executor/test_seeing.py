@@ -307,10 +307,9 @@ def test_beside_layers_in_4_bits_logits_are_those_of_the_class_with_the_same_wei
     exact = replace(one, module=module)
     if device == "gpu":
         monkeypatch.setattr(loading, "_build_of", build_for_gpus)
-    model = load(folder, World(), noise=one.noise)
+    model = load(folder, World(), activation_bits=16, noise=one.noise)
     assert model.executor.startswith("dense, int4")
     prompt = one.prompt(0, 1)
-    # On a CPU rows have 16 bits.
     max_error = 1e-5 if device == "gpu" else 1e-3
     assert relative_error(logits_of(model, prompt), exact.logits(prompt)) < max_error
 
