@@ -17,8 +17,11 @@ from processes.logs import Console
 from processes.supervisor import Supervisor
 from tests.processes.test_deployment import deployment
 
-_SHARD = """
+# As the tiers do, these end with their launcher: 1 is PR_SET_PDEATHSIG.
+_ENDS_WITH_LAUNCHER = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"
+_SHARD = f"""
 import os, socket, sys
+{_ENDS_WITH_LAUNCHER}
 
 def serve(how):
     place = sys.argv[sys.argv.index("--uds-path") + 1] + "-" + os.environ["RANK"]
@@ -45,8 +48,9 @@ print("standing by, in 0 MiB of memory", flush=True)
 if sys.stdin.readline():
     serve("called up")
 """
-_ROUTER = """
+_ROUTER = f"""
 import os, socket
+{_ENDS_WITH_LAUNCHER}
 
 with socket.socket(socket.AF_UNIX) as listener:
     listener.bind(os.environ["HTTP_PLACE"])
