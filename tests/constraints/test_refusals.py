@@ -1,7 +1,7 @@
 """What is refused, of every kind of constraint: by which error, where, for which parts and why.
 
 A row of refusals/KIND.jsonl has what is asked, as `text` or `schema`, with the options `how` or the
-`values` of names; the class of the `error`; and of what the error tells as much as is asserted:
+`values` of names; the class of the `error`; and of what the error says as much as is asserted:
 `position`, `pointer`, `parts`, words that are `said`. `lenient`: what is left out instead where
 that is allowed.
 """
@@ -33,12 +33,15 @@ def ask(kind: str, row: Json) -> None:
 def test_a_refusal_tells_its_place_its_parts_and_its_reason(kind: str, row: Json) -> None:
     with pytest.raises(getattr(errors, row["error"])) as refused:
         ask(kind, row)
-    told = vars(refused.value)
+    facts = vars(refused.value)
     said = row.get("said", [])
     assert [each for each in said if each not in str(refused.value)] == []
-    assert {**told, **{each: row[each] for each in ("position", "pointer") if each in row}} == told
+    assert {
+        **facts,
+        **{each: row[each] for each in ("position", "pointer") if each in row},
+    } == facts
     if "parts" in row:
-        parts = map(json.loads, told["parts"]) if kind == "json" else told["parts"]
+        parts = map(json.loads, facts["parts"]) if kind == "json" else facts["parts"]
         assert sorted(parts, key=str) == sorted(row["parts"], key=str)
     if row["error"] == "Malformed" and "position" in row:
         assert_caret(str(refused.value), row["text"], row["position"])

@@ -41,7 +41,7 @@ def stepped(table: np.ndarray[tuple[int], np.dtype[np.int64]], start: int, token
     return state
 
 
-def told(ends: Ends) -> set[tuple[int, int]]:
+def as_pairs(ends: Ends) -> set[tuple[int, int]]:
     found = list(zip(ends.token_ids.tolist(), ends.states.tolist(), strict=True))
     assert len(found) == len(set(found))
     return set(found)
@@ -61,7 +61,7 @@ def test_a_walk_ends_where_each_token_by_itself_does(
             for token_id, token in enumerate(spelled)
             if token and (state := stepped(table, start, token))
         }
-        assert told(walk.walk(table, columns, start)) == wanted
+        assert as_pairs(walk.walk(table, columns, start)) == wanted
 
 
 @given(tokens, entries)
