@@ -565,7 +565,7 @@ class PackedWeights:
                 bfloat16; in float32, those that come as bfloat16 stay so, for the same results
     quantize:   "int4": weights in 4 bits, but for the head and what no group divides, which are in
                 8; "int8": also what comes in groups, which else stays so
-    activation_bits: of rows that weights in groups multiply, 8 or 16; the head's have 16
+    activation_bits: of rows that weights in groups multiply, 8 or 16
     release:    called with a parameter's name once it is not needed any more
     """
 
@@ -638,8 +638,7 @@ class PackedWeights:
             logit_scale=recipe.logit_scale,
             softcap=recipe.softcap or 0.0,
             final_norm=self._norm(recipe.final_norm, hidden),
-            # It decides between tokens.
-            head=self._packed(head, self._quantize, bits=8, activation_bits=16),
+            head=self._packed(head, self._quantize, bits=8),
         )
 
     def _is_tied(self, columns: Columns) -> bool:
@@ -670,9 +669,7 @@ class PackedWeights:
         columns: Columns,
         quantize: str | None,
         bits: int = 4,
-        activation_bits: int | None = None,
     ) -> MatrixStruct:
-        activation_bits = activation_bits or self._activation_bits
         if quantize == "int4":
             rounded = columns.rounded(bits)
             if rounded is None:
@@ -685,7 +682,7 @@ class PackedWeights:
             for index, weight in enumerate(grouped):
                 num_columns = int((columns.places[:, 0] == index).sum())
                 self._num_weights[weight.kind] += num_columns * columns.k
-            return self._packer.grouped(columns, grouped, activation_bits=activation_bits)
+            return self._packer.grouped(columns, grouped, activation_bits=self._activation_bits)
         columns = columns.dense()
         format_name = quantize or ELEMENT_NAMES[self._dtype]
         if format_name == "f32" and columns.element == FORMATS["bf16"]:
