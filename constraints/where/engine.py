@@ -15,7 +15,6 @@ token: then a place is alive if tokens lead from it to an end, as far as distanc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import thread_time
 from typing import ClassVar
 
 import numpy as np
@@ -29,13 +28,13 @@ from constraints.regex.char_sets import plain_places, utf8_of
 from constraints.regex.limits import OutOfReach
 from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
+from constraints.where.contradictions import contradiction, is_plainly_empty
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.evaluate import dropped_phrases
-from constraints.where.machine import Machine, counter_of, machine_of
-from constraints.where.normal_form import contradiction, is_plainly_empty
-from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
-from constraints.where.terms import Expression, Measure, StopsAt, all_of
+from constraints.where.machine import Machine, machine_of
+from constraints.where.plain_space import ClosingSpace, without_control_space
+from constraints.where.terms import Expression, StopsAt, all_of
 from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
 
 
@@ -108,7 +107,7 @@ class WhereLanguage:
 
     coaccessible_slacks: of every place, computed over bytes
     expression:          what was compiled
-    closing_space:       white space that is not legal behind a complete text, None: none
+    closing_space:       white space that does not follow a complete text where nothing else may
     """
 
     vocabulary: Vocabulary
@@ -246,30 +245,11 @@ class WhereMatcher:
             transitions = self.transitions()
             legal = transitions.legal(slacks, self.counts)
             mask = language.transition_cache.mask(self._place, transitions, legal)
-            octets[: len(mask)] = mask
             if language.closing_space is not None and self.is_complete:
-                self._clear_space(language.closing_space, octets[: len(mask)], legal)
+                mask = language.closing_space.cleared(mask)
+            octets[: len(mask)] = mask
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
-
-    def _clear_space(
-        self,
-        closing_space: ClosingSpace,
-        octets: npt.NDArray[np.uint8],
-        legal: npt.NDArray[np.bool_],
-    ) -> None:
-        """Behind a complete text, forbid white space to which nothing else could be added.
-
-        But for one token of the usual kind, which ends the last word.
-        """
-        if not self.is_alive(closing_space.slacks):
-            octets &= ~closing_space.tokens
-            return
-        transitions = self.transitions()
-        goes_on = transitions.legal(closing_space.slacks, self.counts)
-        if (legal & ~goes_on).any():
-            kept = self._language.transition_cache.mask(self._place, transitions, goes_on)
-            octets &= kept | ~closing_space.odd
 
     def is_quick(self, max_len: int | None) -> bool:
         """Whether the transitions are cached and few, and the slacks computed."""
@@ -508,10 +488,6 @@ def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
     return found if found <= limit else None
 
 
-# The most CPU seconds for finding which parts contradict each other.
-_MAX_CONFLICT_S = 0.5
-
-
 def compile_where(
     expression: Expression,
     vocabulary: Vocabulary,
@@ -527,18 +503,12 @@ def compile_where(
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
     trie = trie or TokenTrie(vocabulary)
-    began = thread_time()
     language = _plain_language(expression, vocabulary, trie) if is_plain else None
     language = language or _language(expression, vocabulary, trie)
     if language is not None:
         return language
 
-    def excludes_itself(part: Expression) -> bool | None:
-        if thread_time() - began > _MAX_CONFLICT_S:
-            return None
-        return _has_no_output(part, vocabulary, trie)
-
-    error = contradiction(expression, excludes_itself)
+    error = contradiction(expression)
     if not alphabet_of(vocabulary).spells_utf8 and not is_plainly_empty(expression):
         what = "the model has no tokens that spell such a text"
         raise Contradiction(f"{error}: {what}", error.parts)
@@ -564,7 +534,8 @@ def _plain_language(
     """None if there are no such texts, or too much to follow."""
     plain = without_control_space(expression)
     try:
-        return _language(plain, vocabulary, trie, named_space(expression))
+        closing_space = ClosingSpace.of(vocabulary, expression)
+        return _language(plain, vocabulary, trie, closing_space)
     except (OutOfReach, TooComplex):
         return None
 
@@ -573,12 +544,9 @@ def _language(
     expression: Expression,
     vocabulary: Vocabulary,
     trie: TokenTrie,
-    kept_space: frozenset[str] | None = None,
+    closing_space: ClosingSpace | None = None,
 ) -> WhereLanguage | None:
-    """None if nothing satisfies the expression.
-
-    kept_space: white space that may close a complete text; None: all
-    """
+    """None if nothing satisfies the expression."""
     machine = machine_of(expression)
     # Characters without a step from any state need no places for their bytes.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
@@ -587,11 +555,6 @@ def _language(
     if by_state is None:
         return None
     table = ByteTable.of(machine, utf8, trie.max_token_len)
-    closing_space = None
-    if kept_space is not None and counter_of(Measure.WORDS, expression) is not None:
-        closing_space = ClosingSpace.of(
-            vocabulary, machine, counter_grid, table, by_state, kept_space
-        )
     language = WhereLanguage(
         vocabulary=vocabulary,
         trie=trie,
@@ -609,14 +572,3 @@ def _language(
         if not counter_grid.is_within(language.slacks(0, None), start, [0] * len(machine.counters)):
             return None
     return language
-
-
-def _has_no_output(expression: Expression, vocabulary: Vocabulary, trie: TokenTrie) -> bool:
-    """Whether no tokens spell what satisfies it; False if this engine cannot decide it."""
-    counts_tokens = counter_of(Measure.TOKENS, expression) is not None
-    if alphabet_of(vocabulary).spells_utf8 and not counts_tokens:
-        return is_plainly_empty(expression)
-    try:
-        return _language(expression, vocabulary, trie) is None
-    except (OutOfReach, TooComplex):
-        return False

@@ -41,6 +41,7 @@ _RELATIONS: dict[Relation, Callable[[int, int], bool]] = {
     Relation.GT: operator.gt,
 }
 _INT = re.compile(r"-?[0-9]+")
+_SENTENCE = re.compile(r"[^.]*\.|[^.]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 # Bounds are shorter, so of longer numbers only the sign matters.
 _DECISIVE_DIGITS = 40
@@ -109,14 +110,22 @@ def measured(measure: Measure, text: str, num_tokens: int = 0) -> int:
     match measure:
         case Measure.CHARS:
             return len(text)
-        case Measure.WORDS:
-            return len(text.split())
-        case Measure.SENTENCES:
-            return text.count(".") + (not text.endswith(".") and text != "")
+        case Measure.WORDS | Measure.SENTENCES:
+            return len(parts_of(measure, text))
         case Measure.TOKENS:
             return num_tokens
         case Measure.INT:
             raise ValueError("int(X) is a value, no count")
+
+
+def parts_of(measure: Measure, text: str) -> list[str]:
+    """The characters, words or sentences of the text."""
+    match measure:
+        case Measure.WORDS:
+            return text.split()
+        case Measure.SENTENCES:
+            return _SENTENCE.findall(text)
+    return list(text)
 
 
 def integer(text: str) -> int | None:

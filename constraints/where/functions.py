@@ -1,6 +1,6 @@
 """The operands of comparisons, and the functions that make operands of operands.
 
-    Operand = Subject | TextParts | Count | Number | Phrase | Phrases | Expression
+    Operand = Subject | TextParts | Measure | int | str | tuple[str, ...] | Expression
 
 Independent of syntax: a wrong argument raises a Mismatch with its index, which the parser turns
 into an error with its place.
@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from constraints.where.evaluate import holds, integer, related
 from constraints.where.terms import (
     Compare,
-    Constant,
     Contains,
     EndsWith,
     Expression,
@@ -63,36 +61,7 @@ class TextParts:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A measure of the output."""
-
-    measure: Measure
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A whole number; `is_condition`: int(...) of a known string, None where it is no integer."""
-
-    value: int | None
-    is_condition: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Phrase:
-    """A string."""
-
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Phrases:
-    """A list of strings, possibly with duplicates."""
-
-    values: tuple[str, ...]
-
-
-Operand = Subject | TextParts | Count | Number | Phrase | Phrases | Expression
+Operand = Subject | TextParts | Measure | int | str | tuple[str, ...] | Expression
 
 # What a relation is called where its sides are exchanged.
 _MIRRORED = {
@@ -112,13 +81,13 @@ def described(operand: Operand) -> str:
             return "the output"
         case TextParts(name=name):
             return f"{name}(X)"
-        case Count(measure):
-            return measure.value
-        case Number():
+        case Measure():
+            return operand.value
+        case int():
             return "a number"
-        case Phrase():
+        case str():
             return "a string"
-        case Phrases():
+        case tuple():
             return "a list"
     return "a condition"
 
@@ -131,13 +100,13 @@ def _usage(operand: Operand) -> str:
                 'compare it, as in X == "yes" or X in ["a", "b"];'
                 " len(X) is its length, int(X) its value as a number"
             )
-        case Count(measure):
-            return f"compare it, as in {measure.value} < 40"
-        case Number():
+        case Measure():
+            return f"compare it, as in {operand.value} < 40"
+        case int():
             return 'compared with len(X) or int(X); numbers in texts are strings: "7"'
-        case Phrase():
+        case str():
             return 'as in X == "yes" or "a" in X'
-        case Phrases():
+        case tuple():
             return 'as in X in ["a", "b"]; for one of several, "a" in X or "b" in X'
         case IsFloat():
             return "only int(X) is compared with numbers"
@@ -163,45 +132,28 @@ def _uncounted_parts(parts: TextParts) -> Mismatch:
 def condition(operand: Operand) -> Expression:
     """The operand as a condition of its own. Raises Mismatch."""
     match operand:
-        case Count(Measure.INT):
+        case Measure.INT:
             return IsInt()
-        case Number(value, is_condition=True):
-            return Constant(value is not None)
         case TextParts():
             raise _uncounted_parts(operand)
-        case Subject() | Count() | Number() | Phrase() | Phrases():
+        case Subject() | Measure() | int() | str() | tuple():
             raise Mismatch(f"{described(operand)} alone is no condition", _usage(operand))
     return operand
 
 
 def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
     """What `left relation right` means. Raises Mismatch."""
+    is_equality = relation in (Relation.EQ, Relation.NE)
     match left, right:
-        case (Count() | Number(), Number(None)) | (Number(None), Count()):
-            return Constant(False)  # a text that is no integer satisfies no comparison
-        case (Number(None), Number()):
-            return Constant(False)
-        case Count(measure), Number(int(bound)):
+        case Measure() as measure, int(bound):
             return Compare(measure, relation, bound)
-        case Number(int(bound)), Count(measure):
+        case int(bound), Measure() as measure:
             return Compare(measure, _MIRRORED[relation], bound)
-        case Number(int(value)), Number(int(bound)):
-            return Constant(related(value, relation, bound))
-    if relation in (Relation.EQ, Relation.NE):
-        match left, right:
-            case (Subject(), Phrase(text)) | (Phrase(text), Subject()):
-                equal: Expression = OneOf((text,))
-            case (Phrase(), Phrase()) | (Phrases(), Phrases()):
-                equal = Constant(left == right)
-            case _:
-                raise _mismatch(left, "compared with", right)
-        return equal if relation is Relation.EQ else opposite(equal)
-    raise _mismatch(left, f"compared by `{relation.value}` with", right)
-
-
-def opposite(term: Expression) -> Expression:
-    """The negation; of a truth value, the other one."""
-    return Constant(not term.value) if isinstance(term, Constant) else Not(term)
+        case (Subject(), str(value)) | (str(value), Subject()) if is_equality:
+            equal = OneOf((value,))
+            return equal if relation is Relation.EQ else Not(equal)
+    verb = "compared with" if is_equality else f"compared by `{relation.value}` with"
+    raise _mismatch(left, verb, right)
 
 
 def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -211,14 +163,10 @@ def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
 def contained(left: Operand, right: Operand) -> Expression:
     """What `left in right` means. Raises Mismatch."""
     match left, right:
-        case Subject(), Phrases(values):
+        case Subject(), tuple(values):
             return OneOf(distinct(values))
-        case Phrase(value), Subject():
-            return Contains(value)
-        case Phrase(value), Phrases(values):
-            return Constant(value in values)
-        case Phrase(value), Phrase(other):
-            return Constant(value in other)
+        case str(phrase), Subject():
+            return Contains(phrase)
     raise _mismatch(left, "looked for in", right)
 
 
@@ -242,110 +190,77 @@ def _len(arguments: Arguments) -> Operand:
     _require(arguments, 1)
     match arguments[0]:
         case Subject():
-            return Count(Measure.CHARS)
+            return Measure.CHARS
         case TextParts(measure):
-            return Count(measure)
-        case Phrase(value):
-            return Number(len(value))
-        case Phrases(values):
-            return Number(len(values))
+            return measure
         case other:
             raise Mismatch(f"{described(other)} has no length", argument=0)
 
 
-def _text_parts(
-    name: str, measure: Measure, split: Callable[[str], list[str]] | None
-) -> Callable[[Arguments], Operand]:
-    """Parts of the output, or of a known string, split by `split`."""
+def _of_output(operand: Operand) -> Callable[[Arguments], Operand]:
+    """A function whose only argument is the output."""
 
     def apply(arguments: Arguments) -> Operand:
         _require(arguments, 1)
-        about = _text(arguments)
-        if isinstance(about, Subject):
-            return TextParts(measure, name)
-        if split is None:
-            what = f"only the output has {name}: how a string was cut into them is not known"
-            raise Mismatch(what, argument=0)
-        return Phrases(tuple(split(about.value)))
+        _require_output(arguments)
+        return operand
 
     return apply
 
 
-def _sentences(text: str) -> list[str]:
-    return re.findall(r"[^.]*\.|[^.]+", text)
-
-
-def _int(arguments: Arguments) -> Operand:
-    _require(arguments, 1)
-    about = _text(arguments)
-    if isinstance(about, Subject):
-        return Count(Measure.INT)
-    return Number(integer(about.value), is_condition=True)
-
-
-def _float(arguments: Arguments) -> Operand:
-    _require(arguments, 1)
-    return _said_of(_text(arguments), IsFloat())
-
-
-def _starts_with(arguments: Arguments) -> Operand:
-    return _said_of(_text(arguments), StartsWith(_phrases(arguments)))
-
-
-def _ends_with(arguments: Arguments) -> Operand:
-    return _said_of(_text(arguments), EndsWith(_phrases(arguments)))
-
-
-def _stops_at(arguments: Arguments) -> Operand:
-    return _said_of(_text(arguments), StopsAt(_stop_phrases(arguments)))
-
-
-def _stops_before(arguments: Arguments) -> Operand:
-    if not isinstance(_text(arguments), Subject):
-        raise Mismatch("only the output can stop before a phrase", argument=0)
-    return StopsBefore(_stop_phrases(arguments))
-
-
 def _regex(arguments: Arguments) -> Operand:
     _require(arguments, 2)
+    _require_output(arguments)
     pattern = arguments[1]
-    if not isinstance(pattern, Phrase):
+    if not isinstance(pattern, str):
         raise Mismatch(f"the pattern is a string, not {described(pattern)}", argument=1)
     try:
-        re.compile(pattern.value)
+        re.compile(pattern)
     except re.error as error:
         raise Mismatch(f"the pattern is wrong: {error.msg}", argument=1, offset=error.pos) from None
     except OverflowError:
         raise Mismatch("the pattern repeats something too often", argument=1) from None
     except RecursionError:
         raise Mismatch("the pattern is nested too deeply", argument=1) from None
-    return _said_of(_text(arguments), Matches(pattern.value))
+    return Matches(pattern)
 
 
 def _set(arguments: Arguments) -> Operand:
-    if not arguments:
-        return Phrases(())
     _require(arguments, 1)
-    if not isinstance(arguments[0], Phrases):
+    if not isinstance(arguments[0], tuple):
         raise Mismatch(f"a set is made of a list, not of {described(arguments[0])}", argument=0)
-    return Phrases(distinct(arguments[0].values))
+    return distinct(arguments[0])
 
 
 FUNCTIONS = {
     "len": Function("len(X), len(words(X)), len(sentences(X)) or len(tokens(X))", _len),
-    "words": Function("len(words(X))", _text_parts("words", Measure.WORDS, str.split)),
+    "words": Function("len(words(X))", _of_output(TextParts(Measure.WORDS, "words"))),
     "sentences": Function(
-        "len(sentences(X))", _text_parts("sentences", Measure.SENTENCES, _sentences)
+        "len(sentences(X))", _of_output(TextParts(Measure.SENTENCES, "sentences"))
     ),
-    "tokens": Function("len(tokens(X))", _text_parts("tokens", Measure.TOKENS, None)),
-    "characters": Function("len(characters(X))", _text_parts("characters", Measure.CHARS, list)),
-    "chars": Function("len(chars(X))", _text_parts("chars", Measure.CHARS, list)),
-    "int": Function("int(X), alone or compared, as in 1 <= int(X) <= 5", _int),
-    "float": Function("float(X)", _float),
-    "starts_with": Function('starts_with(X, "a"), starts_with(X, ["a", "b"])', _starts_with),
-    "ends_with": Function('ends_with(X, "a"), ends_with(X, ["a", "b"])', _ends_with),
-    "stops_at": Function('stops_at(X, "."), stops_at(X, ".", "!")', _stops_at),
-    "stops_before": Function('stops_before(X, "\\n"), stops_before(X, ".", "!")', _stops_before),
+    "tokens": Function("len(tokens(X))", _of_output(TextParts(Measure.TOKENS, "tokens"))),
+    "characters": Function(
+        "len(characters(X))", _of_output(TextParts(Measure.CHARS, "characters"))
+    ),
+    "chars": Function("len(chars(X))", _of_output(TextParts(Measure.CHARS, "chars"))),
+    "int": Function("int(X), alone or compared, as in 1 <= int(X) <= 5", _of_output(Measure.INT)),
+    "float": Function("float(X)", _of_output(IsFloat())),
+    "starts_with": Function(
+        'starts_with(X, "a"), starts_with(X, ["a", "b"])',
+        lambda arguments: StartsWith(_phrases(arguments)),
+    ),
+    "ends_with": Function(
+        'ends_with(X, "a"), ends_with(X, ["a", "b"])',
+        lambda arguments: EndsWith(_phrases(arguments)),
+    ),
+    "stops_at": Function(
+        'stops_at(X, "."), stops_at(X, ".", "!")',
+        lambda arguments: StopsAt(_stop_phrases(arguments)),
+    ),
+    "stops_before": Function(
+        'stops_before(X, "\\n"), stops_before(X, ".", "!")',
+        lambda arguments: StopsBefore(_stop_phrases(arguments)),
+    ),
     "regex": Function("regex(X, r'[a-z]+')", _regex),
     "set": Function('set(["a", "b"])', _set),
 }
@@ -358,27 +273,26 @@ def _require(arguments: Arguments, count: int) -> None:
         raise Mismatch("an argument is missing")
 
 
-def _text(arguments: Arguments) -> Subject | Phrase:
-    """The first argument: the output, or a string that is known before generation."""
+def _require_output(arguments: Arguments) -> None:
     if not arguments:
         raise Mismatch("an argument is missing")
-    first = arguments[0]
-    if not isinstance(first, Subject | Phrase):
-        raise Mismatch(f"the first argument is the output, not {described(first)}", argument=0)
-    return first
+    if not isinstance(arguments[0], Subject):
+        what = f"the first argument is the output, not {described(arguments[0])}"
+        raise Mismatch(what, argument=0)
 
 
 def _phrases(arguments: Arguments) -> tuple[str, ...]:
-    """The arguments behind the first: strings, or one list of strings."""
+    """The arguments behind the output: strings, or one list of strings."""
+    _require_output(arguments)
     if len(arguments) < 2:
         raise Mismatch("the phrase is missing")
-    if len(arguments) == 2 and isinstance(arguments[1], Phrases):
-        return distinct(arguments[1].values)
+    if len(arguments) == 2 and isinstance(arguments[1], tuple):
+        return distinct(arguments[1])
     phrases = []
     for index, phrase in enumerate(arguments[1:], start=1):
-        if not isinstance(phrase, Phrase):
+        if not isinstance(phrase, str):
             raise Mismatch(f"a phrase is a string, not {described(phrase)}", argument=index)
-        phrases.append(phrase.value)
+        phrases.append(phrase)
     return distinct(tuple(phrases))
 
 
@@ -389,8 +303,3 @@ def _stop_phrases(arguments: Arguments) -> tuple[str, ...]:
     if "" in phrases:
         raise Mismatch("an empty phrase would stop every output at once", argument=1)
     return phrases
-
-
-def _said_of(about: Subject | Phrase, term: Expression) -> Expression:
-    """The term; its truth value, if it is about a known string."""
-    return Constant(holds(term, about.value)) if isinstance(about, Phrase) else term

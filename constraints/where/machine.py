@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +45,8 @@ from constraints.regex.dfa import (
 )
 from constraints.regex.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.regex.writing import between
+from constraints.where.contradictions import top_parts
 from constraints.where.evaluate import dropped_phrases, related
-from constraints.where.normal_form import ContainsAny, group_phrases, top_parts
 from constraints.where.terms import (
     And,
     Compare,
@@ -65,6 +66,7 @@ from constraints.where.terms import (
     StopsAt,
     StopsBefore,
     all_of,
+    any_of,
 )
 
 
@@ -334,27 +336,70 @@ def holds(
             return truths[expression].reshape(-1, 1, 1, 1, 1)
 
 
-def may_hold(
-    expression: Expression,
-    possible: Mapping[Expression, tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]],
-) -> npt.NDArray[np.bool_]:
-    """Whether an expression in normal form could still hold, judged by each atom on its own.
+Possible = tuple[Flags, Flags]
 
-    possible: whether the atom may still hold, and whether it may still fail, [states] each
+
+def possible(expression: Expression, of_atoms: Mapping[Expression, Possible]) -> Possible:
+    """Whether an expression may still hold, and whether it may still fail, [states] each.
+
+    Judged by each atom on its own.
     """
     match expression:
-        case And(parts):
-            return reduce(np.logical_and, [may_hold(part, possible) for part in parts])
-        case Or(parts):
-            return reduce(np.logical_or, [may_hold(part, possible) for part in parts])
-        case Not(atom):
-            return possible[atom][1]
+        case And(parts) | Or(parts):
+            holds, fails = zip(*(possible(part, of_atoms) for part in parts), strict=True)
+            if isinstance(expression, And):
+                return reduce(np.logical_and, holds), reduce(np.logical_or, fails)
+            return reduce(np.logical_or, holds), reduce(np.logical_and, fails)
+        case Not(part):
+            may_hold, may_fail = possible(part, of_atoms)
+            return may_fail, may_hold
         case Constant(value):
-            return np.array([value])
+            return np.array([value]), np.array([not value])
         case _ if is_counted(expression):
-            return np.array([True])
+            return np.array([True]), np.array([True])
         case _:
-            return possible[expression][0]
+            return of_atoms[expression]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainsAny:
+    """At least one of the phrases occurs in the output. An atom without syntax."""
+
+    phrases: tuple[str, ...]
+
+
+def with_lists_joined(expression: Expression) -> Expression:
+    """One list for those of an `or`, and for those that an `and` excludes: there may be hundreds.
+
+    Then one automaton searches for all of them.
+    """
+    match expression:
+        case Not(part):
+            return Not(with_lists_joined(part))
+        case Or(parts):
+            return any_of(_joined(map(with_lists_joined, parts)))
+        case And(parts):
+            joined = list(map(with_lists_joined, parts))
+            excluded = _joined(part.part for part in joined if isinstance(part, Not))
+            others = (part for part in joined if not isinstance(part, Not))
+            return all_of([*others, *map(Not, excluded)])
+    return expression
+
+
+def _joined(parts: Iterable[Expression]) -> list[Expression]:
+    lists: dict[type, dict[str, None]] = {}
+    others = []
+    for part in parts:
+        match part:
+            case Contains(phrase):
+                lists.setdefault(ContainsAny, {})[phrase] = None
+            case OneOf(phrases) | StartsWith(phrases) | EndsWith(phrases):
+                lists.setdefault(type(part), {}).update(dict.fromkeys(phrases))
+            case _:
+                others.append(part)
+    # Only the automata see ContainsAny, as an atom like others.
+    joined = [cast(Expression, kind(tuple(phrases))) for kind, phrases in lists.items()]
+    return joined + others
 
 
 Counts = npt.NDArray[np.int64]
@@ -428,7 +473,7 @@ def machine_of(expression: Expression) -> Machine:
 
 def build(expression: Expression) -> Machine:
     """The machine of an expression without stops_before. Raises OutOfReach, TooComplex."""
-    expression = group_phrases(expression)
+    expression = with_lists_joined(expression)
     finite: dict[Expression, None] = dict.fromkeys(
         atom
         for atom in atoms(expression)
@@ -534,14 +579,14 @@ class _Joint:
         return after.reshape(len(rows) * num_labels, len(self._members))
 
     def _may_hold(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        possible = {
+        of_atoms = {
             atom: (
                 self._possible[index][0][rows[:, index]],
                 self._possible[index][1][rows[:, index]],
             )
             for atom, index in self._atoms.items()
         }
-        return may_hold(self._expression, possible)
+        return possible(self._expression, of_atoms)[0]
 
     def grid(self, rows: npt.NDArray[np.int32]) -> Grid:
         """Whether the expression holds; never in row 0."""

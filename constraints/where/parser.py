@@ -8,16 +8,12 @@ names and strings are read there. What no condition has, it never sees: other si
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
 
 from constraints.errors import Malformed, TooComplex, complaint, nearest, short
 from constraints.where.functions import (
     FUNCTIONS,
     Mismatch,
-    Number,
     Operand,
-    Phrase,
-    Phrases,
     Subject,
     compared,
     condition,
@@ -25,7 +21,6 @@ from constraints.where.functions import (
     described,
     distinct,
     find,
-    opposite,
 )
 from constraints.where.terms import And, Constant, Expression, Not, Or, Relation, all_of
 
@@ -93,30 +88,21 @@ _RELATIONS: dict[type[ast.cmpop], Relation] = {
     ast.Gt: Relation.GT,
 }
 
-# The value of a name that is known before generation.
-Value = str | int | Sequence[str]
 
-
-def parse(text: str, *, values: Mapping[str, Value] | None = None) -> Expression:
-    """Parse an expression.
-
-    values: names that are known before generation, such as earlier outputs; any other name is the
-            output
-    Raises Malformed, which says where and what was expected, and TooComplex.
-    """
+def parse(text: str) -> Expression:
+    """Parse an expression. Raises Malformed, which shows the place, and TooComplex."""
     if len(text) > MAX_TEXT_LEN:
         raise TooComplex(
             f"a where expression has at most {MAX_TEXT_LEN} characters, this one {len(text)}"
         )
-    return _Parser(text, values or {}).read()
+    return _Parser(text).read()
 
 
 class _Parser:
     """Parses one text."""
 
-    def __init__(self, text: str, values: Mapping[str, Value]) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._values = values
         self._subject: str | None = None
         self._num_terms = 0
         # The end and the value of each string, by its place.
@@ -247,17 +233,17 @@ class _Parser:
             case ast.Name():
                 return self._name(node)
             case ast.List(items) | ast.Tuple(items):
-                return Phrases(tuple(self._phrase(item, depth) for item in items))
+                return tuple(self._phrase(item, depth) for item in items)
             case ast.Set(items):
-                return Phrases(distinct(tuple(self._phrase(item, depth) for item in items)))
+                return distinct(tuple(self._phrase(item, depth) for item in items))
             case ast.Dict(keys=[]):
-                return Phrases(())
+                return ()
             case ast.Constant(bool(value)):
                 return Constant(value)
             case ast.Constant(int(value)):
-                return Number(value)
+                return value
             case ast.UnaryOp(ast.USub(), ast.Constant(int(value))):
-                return Number(-value)
+                return -value
             case ast.Constant(str()):
                 return self._string(node)
         raise self._refused(node)
@@ -296,37 +282,31 @@ class _Parser:
 
     # Operands
 
-    def _string(self, node: ast.expr) -> Phrase:
+    def _string(self, node: ast.expr) -> str:
         start, end = self._place(node)
         string_end, value = self._strings[start]
         if string_end < end:
             raise self._wrong(string_end, end, "a string behind a string", "expected `,`")
-        return Phrase(value)
+        return value
 
     def _phrase(self, node: ast.expr, depth: int) -> str:
         operand = self._operand(node, depth + 1)
-        if isinstance(operand, Phrase):
-            return operand.value
-        hint = 'numbers in texts are strings: "7"' if isinstance(operand, Number) else None
+        if isinstance(operand, str):
+            return operand
+        hint = 'numbers in texts are strings: "7"' if isinstance(operand, int) else None
         raise self._wrong_at(node, f"a list holds strings, not {described(operand)}", hint)
 
     def _name(self, node: ast.Name) -> Operand:
         name = self._written(node)
-        if name in self._values:
-            return _operand_of(name, self._values[name])
         function = find(name)
         if function and self._subject != name:
             raise self._wrong_at(node, f"`{name}` is a function", f"write {function.usage}")
         if self._subject not in (None, name):
             subject = short(str(self._subject))
-            known = {each.lower(): short(each) for each in (str(self._subject), *self._values)}
-            close = nearest(name, known)
             raise self._wrong_at(
                 node,
                 f"the expression is about `{subject}`, so `{short(name)}` stands for nothing",
-                f"did you mean `{known[close]}`?"
-                if close
-                else f"known names: {', '.join(known.values())}",
+                f"did you mean `{subject}`?",
             )
         self._subject = name
         return Subject()
@@ -410,7 +390,7 @@ def _compared(left: Operand, relation: ast.cmpop, right: Operand) -> Expression:
         case ast.In():
             return contained(left, right)
         case ast.NotIn():
-            return opposite(contained(left, right))
+            return Not(contained(left, right))
         case ast.Is() | ast.IsNot():
             raise Mismatch("there is no `is`", _ELSEWHERE["is"])
     return compared(left, _RELATIONS[type(relation)], right)
@@ -425,14 +405,3 @@ def _unescaped(body: str) -> str:
         lambda escape: escape[0] if escape[1] in _KNOWN_ESCAPES else "\\" + escape[0], body
     )
     return known.encode("latin-1", "backslashreplace").decode("unicode_escape")
-
-
-def _operand_of(name: str, value: Value) -> Operand:
-    """The operand of a name. Raises TypeError for values of other types."""
-    if isinstance(value, str):
-        return Phrase(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Number(value)
-    if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
-        return Phrases(tuple(value))
-    raise TypeError(f"{name} is no string, whole number or list of strings: {type(value).__name__}")

@@ -1,7 +1,7 @@
 """What is refused, of every kind of constraint: by which error, where, for which parts and why.
 
-A row of refusals/KIND.jsonl has what is asked, as `text` or `schema`, with the options `how` or the
-`values` of names; the class of the `error`; and of what the error says as much as is asserted:
+A row of refusals/KIND.jsonl has what is asked, as `text` or `schema`, with the options `how`; the
+class of the `error`; and of what the error says as much as is asserted:
 `position`, `pointer`, `parts`, words that are `said`. `lenient`: what is left out instead where
 that is allowed.
 """
@@ -13,7 +13,6 @@ import pytest
 from constraints import errors
 from constraints.regex.writing import translate
 from constraints.spec import ConstraintSpec, Kind
-from constraints.where.parser import parse
 from tests.constraints.cases import Json
 from tests.constraints.grammars.rig import compiler, of_row, of_schema, rows
 
@@ -21,7 +20,6 @@ from tests.constraints.grammars.rig import compiler, of_row, of_schema, rows
 def ask(kind: str, row: Json) -> None:
     match kind:
         case "where":
-            parse(row["text"], values=row.get("values"))
             compiler().compile(ConstraintSpec(Kind.WHERE, row["text"]))
         case "regex":
             translate(row["text"])

@@ -45,7 +45,6 @@ from client.query.conditions.terms import (
 from client.query.errors import BadCondition, Place, ProgramFailed, meant_by, unknown_name
 from constraints.where import evaluate as judge
 from constraints.where import terms as where
-from constraints.where.functions import FUNCTIONS, Phrase, Phrases
 
 # The values of holes by name; or Finished, with more data.
 Values = Mapping[str, object]
@@ -438,9 +437,8 @@ def _text_parts(name: str, about: object, term: Called) -> TextParts:
             what = "nobody counts the tokens of a nested query's value, or of one to be scored"
             raise BadCondition(f"{what}: count its words or characters", place)
         return TextParts(name, shown, about.num_tokens)
-    items = FUNCTIONS[name].apply((Phrase(text),))
-    assert isinstance(items, Phrases)
-    return TextParts(name, shown, judge.measured(PIECES[name], text), items.values)
+    items = tuple(judge.parts_of(PIECES[name], text))
+    return TextParts(name, shown, len(items), items)
 
 
 def _number(name: str, about: object, place: Place) -> object:

@@ -39,8 +39,8 @@ from client.query.conditions.patterns import numerals_among
 from client.query.conditions.terms import Term, Value, rename_subject, written
 from client.query.errors import BadCondition, ProgramFailed, Unsatisfiable
 from constraints.where import terms as where
+from constraints.where.contradictions import contradiction, is_plainly_empty, top_parts
 from constraints.where.evaluate import holds
-from constraints.where.normal_form import contradiction, is_plainly_empty, top_parts
 
 
 class StopMode(Enum):
@@ -179,7 +179,7 @@ def _refuse_empty(name: str, parts: Parts) -> None:
     if where.OneOf(()) in parts:
         raise Unsatisfiable(f"none of the texts that `{name}` could be satisfies its conditions")
     if is_plainly_empty(whole):
-        why = contradiction(whole, is_plainly_empty)
+        why = contradiction(whole)
         message = rename_subject(str(why), name)
         raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {message}")
 

@@ -515,8 +515,8 @@ class Oracle:
 class PlainOracle(Oracle):
     """As the masks that bring no white space into a text that the expression does not name.
 
-    There are no control characters of white space; and behind a complete text one token of white
-    space alone at most, if nothing else could follow it, and one of blanks and line ends.
+    There are no control characters of white space; and a complete text is over where only white
+    space could follow.
     """
 
     def __init__(
@@ -527,7 +527,7 @@ class PlainOracle(Oracle):
         absent = [Not(Contains(char)) for char in controls if char not in named]
         plain = And((expression, *absent)) if absent else expression
         super().__init__(plain, tokens, end_ids)
-        self._spaces = {chr(point) for point in range(0x3001) if chr(point).isspace()} - named
+        self._named = named
         leaves = (leaf for leaf in _leaves(expression) if isinstance(leaf, Compare))
         self._counts_words = any(leaf.measure is Measure.WORDS for leaf in leaves)
 
@@ -537,41 +537,21 @@ class PlainOracle(Oracle):
         place = self.place(prefix)
         if not self._counts_words or not self._accepts(place):
             return legal
-        goes_on = self._goes_on(place)
-        return frozenset(
-            token_id
-            for token_id in legal
-            if token_id in self.end_ids
-            or not self._is_space(self._tokens[token_id])
-            or (goes_on and self._tokens[token_id].strip(b" \n") == b"")
-            or self._goes_on(self._after(place, self._tokens[token_id]))
-        )
+        ends = legal & frozenset(self.end_ids)
+        spaces = {chr(point) for point in range(0x3001) if chr(point).isspace()}
+        if not all(_is_of(self._tokens[token_id], spaces) for token_id in legal - ends):
+            return legal
+        unnamed = spaces - self._named
+        return ends.union(each for each in legal if not _is_of(self._tokens[each], unnamed))
 
-    def _is_space(self, token: bytes) -> bool:
-        split = characters(token)
-        assert split is not None
-        text, tail = split
-        spaces = (char.encode() for char in self._spaces)
-        is_begun = not tail or any(char.startswith(tail) for char in spaces)
-        return is_begun and self._spaces.issuperset(text)
 
-    def _goes_on(self, place: Place | None) -> bool:
-        """Whether another character than white space may follow."""
-        assert place is not None
-        seen = {place}
-        queue = [place]
-        while queue:
-            place = queue.pop()
-            for char in self._alphabet.beginning_with(place.tail):
-                after = Place(self._step(place.joint, char), b"", 0)
-                if not self._by_characters.is_live(after):
-                    continue
-                if not char.isspace():
-                    return True
-                if after not in seen:
-                    seen.add(after)
-                    queue.append(after)
-        return False
+def _is_of(token: bytes, chars: set[str]) -> bool:
+    """Whether the token begins a text of these characters alone."""
+    split = characters(token)
+    assert split is not None
+    text, tail = split
+    is_begun = not tail or any(char.encode().startswith(tail) for char in chars)
+    return is_begun and chars.issuperset(text)
 
 
 def _said(atom: Expression) -> str:

@@ -388,9 +388,8 @@ def test_a_token_that_none_can_complete_is_masked() -> None:
 
 
 def test_a_text_that_tokens_cannot_spell_is_refused_and_the_reason_told() -> None:
-    with pytest.raises(Contradiction, match="no tokens that spell such a text") as caught:
+    with pytest.raises(Contradiction, match="no tokens that spell such a text"):
         compile_where(parse('len(X) > 1 and ends_with(X, "本")'), FEW)
-    assert caught.value.parts == ('ends_with(X, ["本"])',)
     with pytest.raises(Contradiction, match=r"^nothing satisfies both `len\(X\) > 1` and `len"):
         compile_where(parse("len(X) > 1 and len(X) < 1"), FEW)
 

@@ -3,19 +3,17 @@
 import ast
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, TooComplex
+from constraints.where.contradictions import contradiction
 from constraints.where.evaluate import holds
 from constraints.where.functions import FUNCTIONS
-from constraints.where.machine import atoms
-from constraints.where.normal_form import contradiction, is_plainly_empty
-from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, Value, parse
+from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, parse
 from constraints.where.terms import (
     And,
     Compare,
@@ -36,7 +34,7 @@ from constraints.where.terms import (
     StopsBefore,
     text,
 )
-from tests.constraints.where.expressions import any_conditions, any_expressions, texts
+from tests.constraints.where.expressions import any_expressions
 
 A, B = OneOf(("a",)), OneOf(("b",))
 
@@ -158,30 +156,6 @@ def test_an_unknown_escape_is_a_backslash_as_in_python() -> None:
     assert parse(r"regex(X, '\d+\.')") == Matches(r"\d+\.")
 
 
-@pytest.mark.parametrize(
-    ("written", "values", "expected"),
-    [
-        ("X in OPTIONS", {"OPTIONS": ["a", "b"]}, OneOf(("a", "b"))),
-        ("X in ['a', FIRST]", {"FIRST": "b"}, OneOf(("a", "b"))),
-        ("FIRST in X and len(X) < N", {"FIRST": "b", "N": 5}, And((Contains("b"), chars("<", 5)))),
-        ("len(X) < len(FIRST)", {"FIRST": "ab"}, chars("<", 2)),
-        ("len(X) < len(words(FIRST))", {"FIRST": "ab c"}, chars("<", 2)),
-        ("X in words(FIRST)", {"FIRST": "a  b"}, OneOf(("a", "b"))),
-        ("X in sentences(FIRST)", {"FIRST": "a. b"}, OneOf(("a.", " b"))),
-        ("int(X) > int(FIRST)", {"FIRST": "07"}, Compare(Measure.INT, Relation.GT, 7)),
-        ("starts_with(FIRST, 'a') or X == 'b'", {"FIRST": "ab"}, Or((Constant(True), B))),
-        ("FIRST == 'a' and 3 < N", {"FIRST": "b", "N": 4}, And((Constant(False), Constant(True)))),
-        ("'x' not in FIRST", {"FIRST": "b"}, Constant(True)),
-        ("stops_at(X, STOPS)", {"STOPS": (".", "!")}, StopsAt((".", "!"))),
-        ("len(len) < 3", {"len": "ab"}, Constant(True)),
-    ],
-)
-def test_names_can_stand_for_values(
-    written: str, values: Mapping[str, Value], expected: Expression
-) -> None:
-    assert parse(written, values=values) == expected
-
-
 @given(any_expressions)
 def test_what_is_written_reads_back_as_the_same(expression: Expression) -> None:
     assert parse(text(expression)) == expression
@@ -220,12 +194,6 @@ def test_an_error_is_short_however_long_the_text(written: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("value", [1.5, True, None, [1], b"a"])
-def test_other_values_are_a_mistake_of_the_caller(value: object) -> None:
-    with pytest.raises(TypeError, match="Y is no string"):
-        parse("Y in X", values={"Y": value})  # type: ignore[dict-item]
-
-
 @pytest.mark.parametrize(
     ("written", "limit"),
     [
@@ -234,7 +202,7 @@ def test_other_values_are_a_mistake_of_the_caller(value: object) -> None:
         ("not " * 20_000 + "int(X)", MAX_DEPTH),
         ("len(" * 20_000, MAX_DEPTH),
         ("int(X) or " * 1_000 + "int(X)", MAX_TERMS),
-        ("1 < " * 10_000 + "len(X)", MAX_TERMS),
+        ("1 < len(X) > " * 5_000 + "1", MAX_TERMS),
         ("a" * 10_000_000, MAX_TEXT_LEN),
     ],
 )
@@ -268,30 +236,9 @@ def test_any_text_is_read_or_refused(written: str) -> None:
 
 def outcome_of(written: str) -> Expression | Malformed | TooComplex:
     try:
-        return parse(written, values={"Y": "a", "Z": ["b"]})
+        return parse(written)
     except (Malformed, TooComplex) as error:
         return error
-
-
-values_of_x = st.one_of(texts, st.integers(-20, 20).map(str))
-
-
-@given(any_conditions, values_of_x)
-def test_what_is_said_of_a_value_is_true_where_it_would_be_of_the_output(
-    expression: Expression, value: str
-) -> None:
-    assume(not any(counts_tokens(atom) for atom in atoms(expression)))
-    said = parse(text(expression), values={"X": value})
-    assert holds(said, "") is holds(expression, value)
-
-
-def counts_tokens(atom: Expression) -> bool:
-    return isinstance(atom, Compare) and atom.measure is Measure.TOKENS
-
-
-@pytest.mark.parametrize("written", ['X in ["a", "a"]', "X in O", "X in words(LAST)"])
-def test_a_string_that_is_listed_twice_is_one_text(written: str) -> None:
-    assert parse(written, values={"O": ["a", "a"], "LAST": "a a"}) == OneOf(("a",))
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -333,7 +280,7 @@ def test_its_errors_are_shown(block: str) -> None:
 @pytest.mark.parametrize("block", blocks("contradiction"))
 def test_its_contradictions_are_found(block: str) -> None:
     written, parts = block.rstrip("\n").split("\n\n")
-    found = contradiction(parse(written), is_plainly_empty)
+    found = contradiction(parse(written))
     assert isinstance(found, Contradiction)
     assert found.parts == tuple(parts.split("\n"))
 

@@ -82,7 +82,7 @@ def stood(written: str, text: str) -> tuple[WhereLanguage, WhereMatcher]:
 @pytest.mark.parametrize(
     ("written", "text", "spaces"),
     [
-        ("len(words(X)) == 4", " A fox lives in", {" ", "\n"}),
+        ("len(words(X)) == 4", " A fox lives in", {" ", "\n", "\t", "\r"}),
         ("len(words(X)) == 4", " A fox lives in\n", set()),
         ("len(words(X)) <= 4", " A fox lives in ", set()),
         ("len(words(X)) <= 4", " A fox lives", {" ", "\n", "\t", "\r"}),
