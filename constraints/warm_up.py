@@ -5,7 +5,7 @@ A vocabulary's tables take up to a second, in which no step runs, and each engin
 
 import numpy as np
 
-from constraints.after_thought import spaced_tokens, special_ids, text_row
+from constraints.after_thought import space_ids, special_ids, text_row
 from constraints.compiler import Compiler
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
@@ -29,4 +29,4 @@ def warm_up(vocabulary: Vocabulary) -> None:
         output_state.fill(row)
     text_row(vocabulary)
     special_ids(vocabulary)
-    spaced_tokens(vocabulary)
+    space_ids(vocabulary)

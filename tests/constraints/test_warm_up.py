@@ -10,4 +10,4 @@ def test_a_vocabulary_has_its_tables_before_its_first_constraint() -> None:
     assert not vocabulary.kept
     warm_up(vocabulary)
     made = {getattr(make, "__name__", "") for make in vocabulary.kept}
-    assert {"trie_of", "_textless_ids", "spaced_tokens", "text_row", "special_ids"} <= made
+    assert {"trie_of", "space_ids", "text_row", "special_ids"} <= made
