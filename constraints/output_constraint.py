@@ -4,23 +4,18 @@ matcher: what is legal | stop rule: where it may be ended | budget: what can sti
 
 The state is deterministic: two states with the same tokens allow the same next tokens. So a
 preempted output continues as it would have, and no other output affects it.
-
-A search that sees stop strings only through masks meets them again and again, and never exhausts
-`[ab]*`, since it cannot distinguish places with equal masks. So where the engine can exclude stop
-strings from a language, it does: the shortest text then contains none, or there is none.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
-from constraints.engine import HEADER, GrammarLanguage, Limits, error_of
-from constraints.errors import ConstraintError, Contradiction, DoesNotFit, IllegalToken, TooComplex
-from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
+from constraints.engine import GrammarLanguage
+from constraints.errors import DoesNotFit, IllegalToken, TooComplex
+from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.completion import (
     KnownCompletion,
     completes,
@@ -29,84 +24,10 @@ from constraints.guiding.completion import (
     spelled,
     tails_of,
 )
-from constraints.guiding.search import is_provably_dead
 from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import ANY_LEN, Language, Matcher
-from constraints.regex.limits import OutOfReach
-from constraints.regex.syntax import Chars, written_set
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary, is_mark
-from constraints.where.engine import WhereLanguage, compile_without_stops
-
-# A fifth of a pattern's own limit, since this follows a search that found nothing.
-UNCUT_LIMITS = Limits(compile_fuel=1_000_000)
-# The output of `regex.to_grammar`; its patterns contain no slash.
-_ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
-
-
-def _grammar_without_stops(language: GrammarLanguage, stops: StopRule) -> str | None:
-    """The grammar of a pattern's texts that no stop string truncates. None: not a pattern."""
-    one = _ONE_PATTERN.fullmatch(language.grammar)
-    if one is None or not stops.strings or _are_many(stops.strings):
-        return None
-    strings = "|".join(map(_literal, stops.strings))
-    without_stop_strings = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.)+/"
-    return f"{HEADER}start: WITHOUT_STOPS\nWITHOUT_STOPS: {without_stop_strings}\n"
-
-
-def _literal(text: str) -> str:
-    return "".join(written_set(Chars(((ord(char), ord(char)),))) for char in text)
-
-
-# The most strings, and their length, for a pattern: more take the engine seconds to exclude.
-_MAX_STRINGS = 8
-_MAX_STRINGS_LEN = 128
-
-
-def without_stop_strings(language: Language, stops: StopRule) -> Language | None:
-    """The language of the texts without stop strings before their end. None: not available.
-
-    Raises Contradiction if it is certain that there is no such text.
-    """
-    try:
-        if isinstance(language, WhereLanguage):
-            found: Language | None = compile_without_stops(language, stops.strings)
-        elif not isinstance(language, GrammarLanguage):
-            return None
-        else:
-            grammar = _grammar_without_stops(language, stops)
-            if grammar is None:
-                return None
-            found = GrammarLanguage(
-                language.vocabulary, grammar, UNCUT_LIMITS, error_of, hints=language.hints
-            )
-    except Contradiction:
-        found = None
-    except (ConstraintError, OutOfReach):
-        return None
-    if found is None:
-        raise stop_contradiction(stops)
-    return found
-
-
-def stop_contradiction(stops: StopRule) -> Contradiction:
-    """The error for a language whose every text is truncated by stop strings or stop tokens."""
-    return Contradiction(
-        "every text that satisfies the constraint meets one of "
-        f"{listed_stops(stops)} before its end",
-        stops.strings,
-    )
-
-
-def listed_stops(stops: StopRule) -> str:
-    """The stop strings for an error message; the stop tokens if there are none."""
-    quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in stops.strings)
-    return f"the stop strings {quoted}" if quoted else "the stop tokens"
-
-
-def _are_many(strings: tuple[str, ...]) -> bool:
-    return len(strings) > _MAX_STRINGS or sum(map(len, strings)) > _MAX_STRINGS_LEN
-
 
 NO_STOPS = StopRule()
 # The most forced tokens that are taken at once.
@@ -174,10 +95,6 @@ class OutputConstraintState:
         self._budget = replace(self._budget, max_len=max_len, min_len=min_len)
         self._max_len = ANY_LEN if self._budget.may_truncate else max_len
 
-    def may_begin_with(self, token_ids: Sequence[int]) -> bool:
-        """Whether the language allows these tokens next; their number is not looked at."""
-        return self._matcher.num_legal(token_ids) == len(token_ids)
-
     def is_end(self, token_id: int) -> bool:
         """Whether the token ends the output."""
         return token_id in self._ends
@@ -190,7 +107,7 @@ class OutputConstraintState:
 
     def _first_completion(self) -> KnownCompletion:
         """The first completion found that fits into the budget."""
-        known_completion = self._completion_without_stops() or self._matcher.shortest(ANY_LEN)
+        known_completion = self._matcher.shortest(ANY_LEN)
         if known_completion is None:
             raise self._none_found()
         while len(known_completion) > self._max_len:
@@ -200,37 +117,16 @@ class OutputConstraintState:
             known_completion = shorter
         return known_completion
 
-    def _completion_without_stops(self) -> KnownCompletion | None:
-        """The shortest text without stop strings, if the shortest of all texts contains one."""
-        if not self._stops.strings:
-            return None
-        plain = self._language.matcher().shortest(ANY_LEN)
-        if plain is not None and completes(self._matcher, self._vocabulary, plain):
-            return None
-        language = without_stop_strings(self._language, self._stops)
-        found = None if language is None else language.matcher().shortest(ANY_LEN)
-        is_good = found is not None and completes(self._matcher, self._vocabulary, found)
-        return found if is_good else None
-
-    def _none_found(self) -> ConstraintError:
-        if not isinstance(self._matcher, StoppedMatcher):
-            language = self._language
-            hint = language.hint_without_text if isinstance(language, GrammarLanguage) else ""
-            return TooComplex(
-                f"no text that satisfies the constraint was found within the limits{hint}"
-            )
-        if self._is_provably_dead(self._matcher):
-            return stop_contradiction(self._stops)
+    def _none_found(self) -> TooComplex:
+        reason = "no text that satisfies the constraint was found within the limits"
+        if isinstance(self._matcher, StoppedMatcher):
+            quoted = [json.dumps(each, ensure_ascii=False) for each in self._stops.strings]
+            stops = f"the stop strings {', '.join(quoted)}" if quoted else "the stop tokens"
+            return TooComplex(f"{reason} that meets none of {stops} before its end")
+        language = self._language
         return TooComplex(
-            "no text was found within the limits that satisfies the constraint and meets none of"
-            f" {listed_stops(self._stops)} before its end"
+            reason + (language.hint_without_text if isinstance(language, GrammarLanguage) else "")
         )
-
-    def _is_provably_dead(self, matcher: StoppedMatcher) -> bool:
-        bytewise = matcher.bytewise()
-        if bytewise is None:
-            return is_provably_dead(matcher, self._vocabulary)
-        return is_provably_dead(bytewise, byte_vocabulary())
 
     @property
     def _remaining(self) -> int:

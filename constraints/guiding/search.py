@@ -446,8 +446,6 @@ class Strategy(Enum):
     LENGTH = "length"
 
 
-# The most nodes that a proof of emptiness expands.
-MAX_PROOF_NODES = 512
 # The passes of one search, and how many nodes each may expand.
 PLAN = (
     (Strategy.DIVE, 64),
@@ -737,10 +735,3 @@ def _respelled(
     if better is not None and len(better) <= len(path):
         path = better if completes(matcher, vocabulary, better) else path
     return path if completes(matcher, vocabulary, path) else None
-
-
-def is_provably_dead(matcher: Matcher, vocabulary: Vocabulary) -> bool:
-    """Whether it is certain that no completion exists."""
-    search = Search(matcher, vocabulary)
-    found = next(search.completions(Strategy.NOVELTY, MAX_PROOF_NODES), None)
-    return found is None and search.is_exhausted

@@ -34,7 +34,7 @@ from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.evaluate import dropped_phrases
 from constraints.where.machine import Machine, machine_of
 from constraints.where.plain_space import ClosingSpace, without_control_space
-from constraints.where.terms import Expression, StopsAt, all_of
+from constraints.where.terms import Expression
 from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
 
 
@@ -513,17 +513,6 @@ def compile_where(
         what = "the model has no tokens that spell such a text"
         raise Contradiction(f"{error}: {what}", error.parts)
     raise error
-
-
-def compile_without_stops(
-    language: WhereLanguage, strings: tuple[str, ...]
-) -> WhereLanguage | None:
-    """The language of the texts that no stop string truncates. None: there are none.
-
-    They may end with one. Raises TooComplex and OutOfReach.
-    """
-    wanted = all_of((language.expression, StopsAt(strings)))
-    return _language(wanted, language.vocabulary, language.trie)
 
 
 def _plain_language(

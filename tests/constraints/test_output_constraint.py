@@ -6,7 +6,6 @@ an output ends at a stop string only where the constraint holds.
 
 import json
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -711,20 +710,23 @@ def test_no_token_leads_where_only_a_stop_string_could_follow(
     assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(
-    ("pattern", "strings", "kept"),
+    "spec",
     [
-        ("ab+c", ("b", "zz"), True),
-        ("[ac]*bc", ("b",), True),
-        ("[ac]*bc", ("b",), False),
+        ConstraintSpec(Kind.REGEX, "ab+c"),
+        ConstraintSpec(Kind.REGEX, "[ac]*bc"),
+        ConstraintSpec(Kind.LARK, 'start: /[ac]/* "bc"'),
+        ConstraintSpec(Kind.WHERE, '"b" in X and not ends_with(X, "b")'),
     ],
 )
-def test_a_pattern_that_needs_a_stop_string_inside_is_a_contradiction(
-    pattern: str, strings: tuple[str, ...], kept: bool
+def test_a_constraint_that_needs_a_stop_string_inside_is_refused_with_it(
+    spec: ConstraintSpec, kept: bool
 ) -> None:
-    with pytest.raises(Contradiction, match='"b"') as refused:
-        state_under_stops(pattern, *strings, kept=kept)
-    assert refused.value.parts == strings
+    with pytest.raises(TooComplex, match='none of the stop strings "b", "zz" before its end'):
+        OutputConstraintState(
+            language_of(spec, BYTES), BYTES, Budget(9), StopRule(("b", "zz"), kept)
+        )
 
 
 @pytest.mark.parametrize(
@@ -750,12 +752,6 @@ def test_a_dropped_string_takes_no_brace_from_json() -> None:
     with pytest.raises(TooComplex, match="before its end"):
         OutputConstraintState(language, BYTES, Budget(30), StopRule(("}",), kept=False))
     assert OutputConstraintState(language, BYTES, Budget(30), StopRule(("}",))).needed_len == 2
-
-
-def test_what_was_not_found_is_not_called_a_contradiction() -> None:
-    language = language_of(ConstraintSpec(Kind.LARK, 'start: /[ac]/* "bc"'), BYTES)
-    with pytest.raises(TooComplex, match='"b"'):
-        OutputConstraintState(language, BYTES, Budget(30), StopRule(("b",)))
 
 
 def test_forced_runs_end_before_a_stop_string() -> None:
@@ -786,7 +782,6 @@ def test_where_tokens_are_counted_longer_ones_are_found_that_keep_clear() -> Non
         (Kind.WHERE, "len(words(X)) >= 6", (" ",), 6),
         (Kind.WHERE, "len(tokens(X)) == 7", ("e", " "), 7),
         (Kind.REGEX, ".*fox.*", (" ",), 3),
-        (Kind.REGEX, ".+ .+|fox-[a-z]+", (" ",), 5),
     ],
 )
 def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_none(
@@ -798,11 +793,3 @@ def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_no
     output = drawn(output_state, BYTES, 40, random.Random(text))
     assert output_state.is_satisfied
     assert judge_of(spec)(as_shown(text_of(output, BYTES), stops), len(output))
-
-
-def test_many_long_stop_strings_beside_a_pattern_take_little_time() -> None:
-    language = language_of(ConstraintSpec(Kind.REGEX, "[a-z ]{20,400}"), BYTES)
-    strings = ("a", *(f"{chr(98 + i)}{'xyzzy' * 12}" for i in range(16)))
-    began_s = time.thread_time()
-    OutputConstraintState(language, BYTES, Budget(400), StopRule(strings))
-    assert time.thread_time() - began_s < 1
