@@ -1,23 +1,22 @@
 """Owner of the workers, for asyncio: schedules jobs, limits their time, handles slow ones.
 
     job -> quick slot -> answered within a slice                            nearly every job
-                      -> unfinished: continues in a slow slot, paused while none is free
+                      -> unfinished: continues beside the others, at idle priority
     ended by the kernel for its CPU time or memory: TooComplex
     ended here because it waited too long: PoolBusy
 
 So a hostile text delays the jobs behind it by at most a slice. CPU time at normal priority comes
-from token buckets, one for the first part of slices and one for the rest. When they are empty, and
-always after its slice, a job runs at idle priority, until half of its time is over: where other
-work needs every core without a pause, it would never be done. This module depends on no vocabulary
-and no engine.
+from a token bucket. When it is empty, and always after its slice, a job runs at idle priority,
+until half of its time is over: where other work needs every core without a pause, it would never
+be done. This module depends on no vocabulary and no engine.
 """
 
 import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,30 +41,25 @@ class TokenBucket:
 
     def left_s(self, now_s: float) -> float:
         """The seconds saved; negative: a debt."""
-        return self._fill(now_s)
-
-    def spend(self, now_s: float, spent_s: float) -> None:
-        """Subtract the time used; may become a debt."""
-        self._saved_s = self._fill(now_s) - spent_s
-
-    def _fill(self, now_s: float) -> float:
         if self._seen_s is not None:
             earned_s = self._rate * (now_s - self._seen_s)
             self._saved_s = min(self._most, self._saved_s + earned_s)
         self._seen_s = now_s
         return self._saved_s
 
+    def spend(self, now_s: float, spent_s: float) -> None:
+        """Subtract the time used; may become a debt."""
+        self._saved_s = self.left_s(now_s) - spent_s
+
 
 _logger = logging.getLogger("constraints")
 
 # A shard's step beside a job at normal priority is delayed by more than the job takes, since its
-# threads wait for each other. So jobs may run at normal priority when they begin, which suffices
-# for nearly all of them, and in the rest of a slice for at most a hundredth of the time, which does
-# not affect the 99th percentile; and only briefly at once, so that several jobs in a row cause no
-# long delay: (rate, most that can be saved).
-_BEGINNING_S = 0.005
-_BEGINNINGS = (0.008, 0.04)
-_SLICES = (0.002, 0.015)
+# threads wait for each other. So jobs may run at normal priority for at most a hundredth of the
+# time, which does not affect the 99th percentile; and only briefly at once, so that several jobs in
+# a row cause no long delay: rate, and the most that can be saved.
+_RATE = 0.01
+_MOST_SAVED_S = 0.05
 # The part of a job's time for which it gives way to all other work.
 _PATIENT_PART = 0.5
 # Seconds of a job's time that are reserved for ending its worker and reading its CPU time.
@@ -90,11 +84,6 @@ class WorkerBug(Exception):
     """A bug of a worker; the text is its trace."""
 
 
-def _let_give_way(worker: WorkerProcess) -> None:
-    if not worker.gives_way:
-        worker.give_way()
-
-
 def _num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -111,8 +100,8 @@ class PoolRules:
     tried_s:      CPU seconds after which a job without an answer counts as tried; beyond half of
                   `cpu_s` it is too complex in any case
     num_quick:    jobs in their slice at the same time
-    num_slow:     jobs that continue after it at the same time
-    max_paused:   jobs that are paused after it until they may continue
+    max_slow:     jobs that continue after it at the same time
+    num_hurried:  those among them that may leave idle priority at the same time
     """
 
     cpu_s: float = 2.0
@@ -122,8 +111,8 @@ class PoolRules:
     slice_s: float = 0.02
     tried_s: float = 0.25
     num_quick: int = field(default_factory=lambda: max(1, min(4, _num_cpus() // 2)))
-    num_slow: int = field(default_factory=lambda: max(1, _num_cpus() // 4))
-    max_paused: int = 16
+    max_slow: int = 16
+    num_hurried: int = field(default_factory=lambda: max(1, _num_cpus() // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +146,14 @@ class WorkerPool:
         self._rules = rules
         limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
         arguments = (*vocabulary.arguments(), *limits)
-        # One worker for each quick and each slow slot, forked once and not per job.
+        # A few workers at idle priority, forked once and not per job.
         program = Program("constraints.worker", arguments, "compiling processes")
-        self._idle_workers = IdleWorkers(program, max_low=rules.num_quick + rules.num_slow)
-        self._for_beginnings = TokenBucket(*_BEGINNINGS)
-        self._for_slices = TokenBucket(*_SLICES)
+        self._idle_workers = IdleWorkers(program, max_low=rules.num_quick + rules.num_hurried)
+        self._token_bucket = TokenBucket(_RATE, _MOST_SAVED_S)
         self._quick = asyncio.Semaphore(rules.num_quick)
-        self._slow = asyncio.Semaphore(rules.num_slow)
+        self._hurried = asyncio.Semaphore(rules.num_hurried)
         self._num_waiting = 0
-        self._num_paused = 0
+        self._num_slow = 0
         self.num_ended = 0
 
     async def wait_spawned(self) -> None:
@@ -240,63 +228,39 @@ class WorkerPool:
             self._quick.release()
 
     async def _take(self) -> WorkerProcess:
-        may_compete = self._for_beginnings.left_s(self._now_s()) > 0.0
+        may_compete = self._token_bucket.left_s(self._now_s()) > 0.0
         worker = await self._idle_workers.take(low=not may_compete)
-        if not may_compete:
-            _let_give_way(worker)
+        if not may_compete and not worker.gives_way:
+            worker.give_way()
         return worker
 
     async def _begin(self, worker: WorkerProcess, message: bytes) -> Frame | None:
         """The answer, if it comes within a slice; otherwise None, and the worker continues."""
-        slice_s = self._rules.slice_s
-        beginning_s = min(_BEGINNING_S, slice_s)
-        with self._spending(self._for_beginnings, worker):
-            reply = await worker.ask(message, timeout_s=beginning_s)
-        if reply is not None:
-            return reply
-        if self._for_slices.left_s(self._now_s()) <= 0.0:
-            _let_give_way(worker)
-        with self._spending(self._for_slices, worker):
-            return await worker.answer(slice_s - beginning_s)
-
-    async def _go_on(self, worker: WorkerProcess, hurries_at_s: float) -> Frame:
-        _let_give_way(worker)
-        if self._slow.locked():
-            await self._wait_paused(worker)
-        else:
-            await self._slow.acquire()
-        try:
-            reply = await worker.answer(max(0.0, hurries_at_s - self._now_s()))
-            if reply is not None:
-                return reply
-            worker.hurry()
-            reply = await worker.answer()
-            assert reply is not None, "no time limits it"
-            return reply
-        finally:
-            self._slow.release()
-
-    @contextmanager
-    def _spending(self, token_bucket: TokenBucket, worker: WorkerProcess) -> Iterator[None]:
-        """Charge the time to a token bucket, unless the worker has idle priority."""
         begun_s = self._now_s()
         try:
-            yield
+            return await worker.ask(message, timeout_s=self._rules.slice_s)
         finally:
             if not worker.gives_way:
                 now_s = self._now_s()
-                token_bucket.spend(now_s, now_s - begun_s)
+                self._token_bucket.spend(now_s, now_s - begun_s)
 
-    async def _wait_paused(self, worker: WorkerProcess) -> None:
-        if self._num_paused >= self._rules.max_paused:
+    async def _go_on(self, worker: WorkerProcess, hurries_at_s: float) -> Frame:
+        if self._num_slow >= self._rules.max_slow:
             raise PoolBusy("too many constraints that are slow to compile")
-        self._num_paused += 1
-        worker.pause()
+        self._num_slow += 1
         try:
-            await self._slow.acquire()
+            if not worker.gives_way:
+                worker.give_way()
+            reply = await worker.answer(max(0.0, hurries_at_s - self._now_s()))
+            if reply is None and not self._hurried.locked():
+                async with self._hurried:
+                    worker.hurry()
+                    reply = await worker.answer()
+            reply = reply or await worker.answer()
+            assert reply is not None, "no time limits it"
+            return reply
         finally:
-            self._num_paused -= 1
-        worker.resume()
+            self._num_slow -= 1
 
     def _give_back(self, worker: WorkerProcess, reply: Frame | None) -> None:
         if reply is None:

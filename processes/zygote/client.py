@@ -140,10 +140,6 @@ class WorkerProcess:
         """Stop it with a signal."""
         self._zygote_client.send(f"pause {self.number}")
 
-    def resume(self) -> None:
-        """Continue a paused one."""
-        self._zygote_client.send(f"resume {self.number}")
-
     def kill(self) -> None:
         """Kill it; `ended` is set when it has ended."""
         self._zygote_client.send(f"kill {self.number}")

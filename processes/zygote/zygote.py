@@ -7,7 +7,7 @@ second, and transformers ten. The zygote has one thread, reads nothing hostile, 
 owner; workers end with the zygote. Workers are identified by numbers from the owner, so that no
 signal goes to a process that has reused an id.
 
-    owner says   fork N (with a socket) | lower N | pause N | resume N | kill N
+    owner says   fork N (with a socket) | lower N | raise N | pause N | kill N
     zygote says  ready ABOUT | failed REASON | exited N STATUS CPU_S
 
 No limit depends on the worker's own code: an engine in an endless loop or recursion is ended, too.
@@ -237,8 +237,7 @@ class Zygote:
         if verb == "raise":
             stop_giving_way(pid)
             return
-        signals = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
-        os.kill(pid, signals[verb])
+        os.kill(pid, {"kill": signal.SIGKILL, "pause": signal.SIGSTOP}[verb])
 
     def _fork(self, number: int, wakeups: tuple[socket.socket, socket.socket]) -> None:
         fd = self._fds.pop(0)
