@@ -5,11 +5,10 @@ A choice between strings is one terminal: 50 000 strings compile in a fifth of a
 
 import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -93,28 +92,6 @@ _BYTES_PER_CHAR: Mapping[Kind, int] = MappingProxyType(
         Kind.TEXT: 0,
     }
 )
-# Of a refusal its error, and its text.
-_REFUSED_BYTES_EACH = 4 << 10
-_REFUSED_BYTES_PER_CHAR = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CompilerStats:
-    """Counters since the compiler was made. Refusals are cached, too."""
-
-    hits: int
-    misses: int
-    num_cached: int
-    num_bytes: int
-    compile_s: float
-
-
-@dataclass(slots=True)
-class _Cached:
-    """A language, once its compilation has ended, and about what it takes."""
-
-    num_bytes: int
-    future: "Future[Language]" = field(default_factory=Future)
 
 
 class Compiler:
@@ -128,12 +105,14 @@ class Compiler:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         # Least recently used first. A future is inserted when its compilation starts.
-        self._cache: OrderedDict[ConstraintSpec, _Cached] = OrderedDict()
+        self._futures: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._num_bytes = 0
         self._trie_lock = threading.Lock()
-        self._hits = 0
-        self._misses = 0
-        self._compile_s = 0.0
+
+    @property
+    def num_bytes(self) -> int:
+        """About what the cached languages take; a refusal counts as what was asked for."""
+        return self._num_bytes
 
     def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
         """The language of `spec`, from the cache if possible.
@@ -143,17 +122,15 @@ class Compiler:
         """
         LIMITS[spec.kind].check_text(spec.kind, spec.text)
         with self._lock:
-            cached = self._cache.get(spec)
-            is_ours = cached is None
-            if cached is None:
-                cached = self._cache[spec] = _Cached(_num_bytes(spec))
-                self._num_bytes += cached.num_bytes
-                self._misses += 1
-                self._evict(spec)
+            future = self._futures.get(spec)
+            is_ours = future is None
+            if future is None:
+                future = self._futures[spec] = Future()
+                self._num_bytes += _num_bytes(spec)
+                while self._num_bytes > self._max_bytes and len(self._futures) > 1:
+                    self._forget(next(iter(self._futures)))
             else:
-                self._cache.move_to_end(spec)
-                self._hits += 1
-        future = cached.future
+                self._futures.move_to_end(spec)
         if is_ours:
             self._fulfil(spec, translation, future)
         error = future.exception()
@@ -165,24 +142,12 @@ class Compiler:
     def is_cached(self, spec: ConstraintSpec) -> bool:
         """Whether `compile` would return at once."""
         with self._lock:
-            cached = self._cache.get(spec)
-        return cached is not None and cached.future.done()
-
-    def stats(self) -> CompilerStats:
-        """Counters, for metrics."""
-        with self._lock:
-            return CompilerStats(
-                hits=self._hits,
-                misses=self._misses,
-                num_cached=len(self._cache),
-                num_bytes=self._num_bytes,
-                compile_s=self._compile_s,
-            )
+            future = self._futures.get(spec)
+        return future is not None and future.done()
 
     def _fulfil(
         self, spec: ConstraintSpec, translation: Translation | None, future: "Future[Language]"
     ) -> None:
-        began = time.perf_counter()
         try:
             language = self._compile(spec) if translation is None else self._of(spec, translation)
         except ConstraintError as error:
@@ -192,14 +157,10 @@ class Compiler:
         else:
             future.set_result(language)
         finally:
-            with self._lock:
-                self._compile_s += time.perf_counter() - began
-                if not future.done():
-                    self._forget(spec)
-                elif future.exception() is not None:
-                    self._shrink(spec)
             if not future.done():
                 # A bug, or this thread is being ended: waiting threads must be released.
+                with self._lock:
+                    self._forget(spec)
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
     def _token_trie(self) -> TokenTrie:
@@ -207,24 +168,9 @@ class Compiler:
         with self._trie_lock:
             return trie_of(self.vocabulary)
 
-    def _evict(self, newest: ConstraintSpec) -> None:
-        while self._num_bytes > self._max_bytes and (
-            (oldest := next(iter(self._cache))) is not newest
-        ):
-            self._forget(oldest)
-
     def _forget(self, spec: ConstraintSpec) -> None:
-        cached = self._cache.pop(spec, None)
-        if cached is not None:
-            self._num_bytes -= cached.num_bytes
-
-    def _shrink(self, spec: ConstraintSpec) -> None:
-        """It was refused: only the error is kept."""
-        cached = self._cache.get(spec)
-        if cached is not None:
-            self._num_bytes -= cached.num_bytes
-            cached.num_bytes = _REFUSED_BYTES_EACH + _REFUSED_BYTES_PER_CHAR * len(spec.text)
-            self._num_bytes += cached.num_bytes
+        if self._futures.pop(spec, None) is not None:
+            self._num_bytes -= _num_bytes(spec)
 
     def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
         limits = LIMITS[spec.kind]

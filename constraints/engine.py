@@ -40,7 +40,7 @@ from constraints.guiding.completion import CompletionHints, completes, spelled, 
 from constraints.guiding.search import MAX_BEFORE, MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
 from constraints.spec import Kind, Translation
-from constraints.vocabulary import MARK_BYTE, Vocabulary, first_bytes_of, kept_with_vocabulary
+from constraints.vocabulary import Vocabulary, first_bytes_of
 
 _CONTRADICTIONS = ("Unsatisfiable schema", "NoExtensionBias", "Regex is empty")
 _NOT_ENFORCED = (
@@ -146,35 +146,17 @@ def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
     singles = alphabet_of(vocabulary).singles
     forced = bytearray()
     while len(forced) < MAX_FORCED_BYTES and not inner.is_accepting():
-        inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        byte = None if inner.is_error() else _only_first_byte(row, vocabulary)
-        if byte is None:
+        _fill(inner, row)
+        legal = allowed_ids(row)
+        if inner.is_error() or not len(legal) or int(legal[-1]) >= len(vocabulary.tokens):
             break
-        token_id = singles[byte]
-        if byte == MARK_BYTE[0] and token_id is None:
-            token_id = _only_token(row)
-            forced += b"" if token_id is None else vocabulary.tokens[token_id]
-        else:
-            forced.append(byte)
-        if token_id is None or inner.try_consume_tokens([token_id]) != 1:
+        firsts = first_bytes_of(vocabulary)[legal]
+        byte = int(firsts[0])
+        single = singles[byte]
+        if (firsts != byte).any() or single is None or inner.try_consume_tokens([single]) != 1:
             break
+        forced.append(byte)
     return bytes(forced)
-
-
-def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
-    """The byte with which all tokens of a mask begin; None: several bytes, or no tokens."""
-    legal = allowed_ids(row)
-    if not len(legal) or int(legal[-1]) >= len(vocabulary.tokens):
-        return None
-    firsts = first_bytes_of(vocabulary)[legal]
-    is_one = (firsts == firsts[0]).all() and vocabulary.tokens[legal[0]]
-    return int(firsts[0]) if is_one else None
-
-
-def _only_token(row: Bitmask) -> int | None:
-    """The token of a mask that has no other."""
-    legal = allowed_ids(row)
-    return int(legal[0]) if len(legal) == 1 else None
 
 
 # The first line of every grammar text; line numbers in the engine's messages include it.
@@ -248,7 +230,6 @@ class GrammarLanguage:
         hint_without_text: what to look for in a constraint of which no text is found
         """
         self.vocabulary = vocabulary
-        self.textless = _textless_ids(vocabulary)
         self.hints = hints or CompletionHints()
         self.grammar = grammar
         self.not_enforced = not_enforced
@@ -414,7 +395,7 @@ class GrammarMatcher:
                 raise IllegalToken(f"end token {token_id} where the text is not complete")
             self._has_ended = True
             return
-        if not self._is_text(token_id):
+        if not (0 <= token_id < len(self._tokens) and self._tokens[token_id]):
             raise IllegalToken(f"token {token_id} stands for no text")
         if self._consume([token_id]) != 1:
             raise IllegalToken(f"token {token_id} is not legal here")
@@ -424,15 +405,10 @@ class GrammarMatcher:
         if self._has_ended:
             return 0
         tried = list(token_ids)
-        if not tried:
-            return 0
-        is_known = min(tried) >= 0 and max(tried) < len(self._tokens)
-        if (
-            not is_known
-            or not self._language.textless.isdisjoint(tried[:-1])
-            or not self._may_be_last(tried)
-        ):
-            tried = self._legible(tried)
+        for index, token_id in enumerate(tried):
+            if not (0 <= token_id < len(self._tokens) and self._tokens[token_id]):
+                del tried[index + int(token_id in self._end_ids) :]
+                break
         if not tried:
             return 0
         if tried[0] in self._end_ids:
@@ -585,19 +561,6 @@ class GrammarMatcher:
             return self._language.is_over_at_once
         return self.is_complete and self._inner.is_stopped()
 
-    def _may_be_last(self, token_ids: list[int]) -> bool:
-        return self._is_text(token_ids[-1]) or token_ids[-1] in self._end_ids
-
-    def _legible(self, token_ids: list[int]) -> list[int]:
-        """The tokens before the first one without text, and that one if it is an end token."""
-        for index, token_id in enumerate(token_ids):
-            if not self._is_text(token_id):
-                return token_ids[: index + int(token_id in self._end_ids)]
-        return token_ids
-
-    def _is_text(self, token_id: int) -> bool:
-        return 0 <= token_id < len(self._tokens) and self._tokens[token_id] != b""
-
     def _spend(self, num_bytes: int) -> None:
         error = self._original.spend(num_bytes)
         if error:
@@ -610,11 +573,6 @@ class GrammarMatcher:
     def _fail(self, error: str) -> NoReturn:
         self._language.discard(self._original)
         raise EngineFailed(f"the matcher broke: {_first_line(error)}")
-
-
-@kept_with_vocabulary(1)
-def _textless_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    return frozenset(index for index, token in enumerate(vocabulary.tokens) if not token)
 
 
 def _fill(inner: LLMatcher, row: Bitmask) -> None:

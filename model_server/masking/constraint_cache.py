@@ -111,7 +111,7 @@ class ConstraintCache:
             _log.exception("compiling a constraint of kind %s broke", spec.kind.value)
             raise ConstraintRefused(f"{type(error).__name__}: {error}") from error
         compile_ns = time.perf_counter_ns() - began_ns
-        return Prepared(was_cached, compiler.stats().num_bytes, compile_ns)
+        return Prepared(was_cached, compiler.num_bytes, compile_ns)
 
     def _load(self, folder: Path, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         try:

@@ -17,14 +17,6 @@ from tests.constraints.cases import CASES, byte_vocabulary, demo_vocabulary
 SCHEMA = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "integer"}')
 
 
-def test_a_spec_is_compiled_once() -> None:
-    compiler = Compiler(byte_vocabulary())
-    assert compiler.compile(SCHEMA) is compiler.compile(SCHEMA)
-    stats = compiler.stats()
-    assert (stats.hits, stats.misses, stats.num_cached) == (1, 1, 1)
-    assert stats.compile_s > 0
-
-
 def test_every_part_of_a_spec_tells_specs_apart() -> None:
     compiler = Compiler(byte_vocabulary())
     specs = [
@@ -39,10 +31,11 @@ def test_every_part_of_a_spec_tells_specs_apart() -> None:
 
 def test_a_refusal_is_remembered() -> None:
     compiler = Compiler(byte_vocabulary())
-    for _ in range(3):
+    spec = ConstraintSpec(Kind.REGEX, "(")
+    for _ in range(2):
         with pytest.raises(Malformed, match="never closed"):
-            compiler.compile(ConstraintSpec(Kind.REGEX, "("))
-    assert compiler.stats().misses == 1
+            compiler.compile(spec)
+        assert compiler.is_cached(spec)
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
@@ -54,7 +47,6 @@ def test_the_least_recently_used_is_forgotten() -> None:
     compiler.compile(specs[2])
     assert compiler.is_cached(specs[0])
     assert not compiler.is_cached(specs[1])
-    assert compiler.stats().num_cached == 2
 
 
 def test_the_cache_stays_within_its_bytes_whatever_the_sizes() -> None:
@@ -62,22 +54,14 @@ def test_the_cache_stays_within_its_bytes_whatever_the_sizes() -> None:
     for number in range(40):
         words = ", ".join(f'"{number} {word}"' for word in range(10 * number))
         compiler.compile(ConstraintSpec(Kind.CHOICE, f'["a", "b"{", " * bool(words)}{words}]'))
-        assert compiler.stats().num_bytes <= 2 * MIB
-    assert 1 < compiler.stats().num_cached < 12
+        assert MIB / 10 < compiler.num_bytes <= 2 * MIB
 
 
 def test_a_language_that_is_larger_than_the_cache_is_kept_until_the_next() -> None:
     compiler = Compiler(byte_vocabulary(), max_bytes=1)
     assert compiler.compile(SCHEMA) is compiler.compile(SCHEMA)
     compiler.compile(ConstraintSpec(Kind.REGEX, "a"))
-    assert compiler.stats().num_cached == 1
-
-
-def test_of_a_refusal_the_cache_counts_the_error_and_the_text() -> None:
-    compiler = Compiler(byte_vocabulary())
-    with pytest.raises(Malformed):
-        compiler.compile(ConstraintSpec(Kind.REGEX, "("))
-    assert compiler.stats().num_bytes == 4096 + 2
+    assert not compiler.is_cached(SCHEMA)
 
 
 def test_threads_that_ask_at_once_share_one_compilation() -> None:
@@ -93,7 +77,6 @@ def test_threads_that_ask_at_once_share_one_compilation() -> None:
         thread.join()
     assert len(found) == 4
     assert len({id(each) for each in found}) == 1
-    assert compiler.stats().misses == 1
 
 
 @pytest.mark.parametrize("kind", list(Kind))
