@@ -34,8 +34,6 @@ _OTHERS = "characters beyond ASCII"
 _FEW = 12
 _MAX_RUNS = 12
 _MAX_LITERAL_LEN = 40
-# The most tokens that are searched for their first characters.
-_MAX_READ_TOKENS = 4096
 _TEXT = frozenset(map(ord, string.printable)) - frozenset(b"\x0b\x0c\r")
 _NAMES = {string.digits: "a digit", string.ascii_lowercase: "a to z"}
 
@@ -66,7 +64,7 @@ class Expectation:
         first_bytes = np.unique(self._first_bytes[ids]).tolist()
         ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
         leads = [byte for byte in first_bytes if byte >= 0x80]
-        others = self._others(matcher, ids, leads) if leads else ()
+        others = self._others(matcher, leads) if leads else ()
         if len(ascii_firsts) <= _FEW:
             return (*self._literals(matcher, ascii_firsts), *others, *ends)
         return (*_classes(ascii_firsts, others), *ends)
@@ -88,14 +86,10 @@ class Expectation:
         forced = b"" if ahead.is_complete else ahead.deterministic_suffix()
         return bytes([byte]) + forced
 
-    def _others(
-        self, matcher: Matcher, ids: npt.NDArray[np.int64], leads: Sequence[int]
-    ) -> tuple[str, ...]:
+    def _others(self, matcher: Matcher, leads: Sequence[int]) -> tuple[str, ...]:
         """The legal characters beyond ASCII, listed if they are few."""
-        characters = self._characters(matcher, b"", leads) or self._read(ids)
-        if 0 < len(characters) <= _FEW:
-            return tuple(map(repr, sorted(characters)))
-        return (_OTHERS,)
+        characters = self._characters(matcher, b"", leads)
+        return tuple(map(repr, sorted(characters))) or (_OTHERS,)
 
     def _characters(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> set[str]:
         """The characters that begin with these bytes, if they are few; empty if unknown."""
@@ -118,14 +112,6 @@ class Expectation:
             if not more or len(found) > _FEW:
                 return set()
         return found
-
-    def _read(self, ids: npt.NDArray[np.int64]) -> set[str]:
-        """The first characters beyond ASCII of the tokens, if the tokens are not too many."""
-        ids = ids[self._first_bytes[ids] >= 0x80]
-        if len(ids) >= _MAX_READ_TOKENS:
-            return set()
-        texts = [self._vocabulary.tokens[each].decode(errors="ignore") for each in ids.tolist()]
-        return {text[0] for text in texts if text}
 
 
 def _classes(firsts: Sequence[int], others: tuple[str, ...]) -> tuple[str, ...]:
@@ -167,8 +153,6 @@ def _quoted(text: bytes) -> str:
     return repr(shown if len(shown) <= _MAX_LITERAL_LEN else shown[:_MAX_LITERAL_LEN] + "...")
 
 
-# The most searches for a shorter text than the one found.
-_NUM_TRIES = 3
 # Orders of keys that lead nowhere, of a text that may be an instance.
 _MAX_DEAD_ENDS = 50
 _UNDECIDED = "it may be an instance: it violates no keyword, but masks are not known to write it"
@@ -181,8 +165,8 @@ def judge(
     texts: Sequence[str],
     max_len: int,
 ) -> JudgeResult:
-    """Judge each text; also finds a shortest legal text of at most `max_len` tokens."""
-    shortest = _shortest(language.matcher(), max_len)
+    """Judge each text; also finds a short legal text of at most `max_len` tokens."""
+    shortest = language.matcher().shortest(max_len)
     by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
     judging = TextJudge(language, vocabulary, by_tokens=by_tokens)
     if spec.kind is Kind.JSON_SCHEMA and isinstance(language, GrammarLanguage):
@@ -233,19 +217,6 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:
-    """The shortest of a few texts found; the first one may be longer than necessary."""
-    shortest = matcher.shortest(max_len)
-    for _ in range(_NUM_TRIES):
-        if not shortest:
-            break
-        shorter = matcher.shortest(len(shortest) - 1)
-        if shorter is None:
-            break
-        shortest = shorter
-    return shortest
 
 
 class TextJudge:

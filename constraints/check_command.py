@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,9 +39,6 @@ BAD_CONSTRAINT = 2
 STDIN = "-"
 # The files of a model that define its tokens.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
-# The most texts of one job; each job has its own limits of time and memory.
-_BATCH_LEN = 64
-_BATCH_CHARS = 100_000
 # Texts that are probably not meant as constraints.
 _FILE_NAME = re.compile(r"[\w./~-]{1,200}\.(?:json|txt|re|regex|lark|gbnf|ebnf|where)")
 # The most characters of a long line that are shown on each side of the place.
@@ -227,27 +224,23 @@ async def _judge_lines(pool: WorkerPool, spec: ConstraintSpec, name: str, out: T
     with _opened(name) as lines:
         # Report errors of the constraint first, even if there are no lines.
         await pool.do(Judge(spec, (), _LONGEST_OUTPUT))
-        for batch in _batches(_texts(lines)):
-            for text, judgement in zip(batch, await _judgements(pool, spec, batch), strict=True):
-                out.write(json.dumps(judgement.as_object(text), ensure_ascii=False) + "\n")
-                if not judgement.accepted:
-                    code = SOME_REFUSED
+        for text in _texts(lines):
+            judgement = await _judgement(pool, spec, text)
+            out.write(json.dumps(judgement.as_object(text), ensure_ascii=False) + "\n")
             out.flush()
+            if not judgement.accepted:
+                code = SOME_REFUSED
     return code
 
 
-async def _judgements(
-    pool: WorkerPool, spec: ConstraintSpec, texts: Sequence[str]
-) -> Sequence[Judgement]:
-    """The judgements; if the texts take too long together, each in a job of its own."""
+async def _judgement(pool: WorkerPool, spec: ConstraintSpec, text: str) -> Judgement:
+    """The judgement of a line, which has limits of time and memory of its own."""
     try:
-        judged = await pool.do(Judge(spec, tuple(texts), _LONGEST_OUTPUT))
+        judged = await pool.do(Judge(spec, (text,), _LONGEST_OUTPUT))
     except TooComplex as error:
-        if len(texts) == 1:
-            return [Judgement(False, 0, (), 0, failure=str(error))]
-        return [each for text in texts for each in await _judgements(pool, spec, [text])]
+        return Judgement(False, 0, (), 0, failure=str(error))
     assert isinstance(judged, JudgeResult)
-    return judged.judgements
+    return judged.judgements[0]
 
 
 def shown(text: str, judgement: Judgement) -> Text:
@@ -355,17 +348,6 @@ def require_text(text: object, place: str) -> str:
     except UnicodeEncodeError as error:
         raise BadConfig(f"{place}: the text is not valid Unicode: {error}") from error
     return text
-
-
-def _batches(texts: Iterator[str]) -> Iterator[Sequence[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _BATCH_LEN or sum(map(len, batch)) > _BATCH_CHARS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _tokens(count: int) -> str:

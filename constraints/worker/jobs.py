@@ -160,40 +160,31 @@ def _checked(kind: type[_T], value: Any) -> _T:
     return value
 
 
-_PLAIN = (TooComplex, EngineFailed, IllegalToken)
+_ERRORS: dict[str, type[ConstraintError]] = {
+    each.__name__: each
+    for each in (
+        *(Malformed, NotEnforced, Contradiction, DoesNotFit, TooComplex),
+        *(IllegalToken, EngineFailed),
+    )
+}
 
 
 def error_to_json(error: ConstraintError) -> dict[str, Any]:
-    fields: dict[str, Any] = {"name": type(error).__name__, "message": _readable(str(error))}
-    match error:
-        case Malformed() | NotEnforced():
-            pointer = None if error.pointer is None else _readable(error.pointer)
-            fields |= {"position": error.position, "pointer": pointer}
-        case Contradiction():
-            fields["parts"] = [_readable(part) for part in error.parts]
-        case DoesNotFit():
-            fields |= {"needed_len": error.needed_len, "max_len": error.max_len}
-    return fields
+    fields = {name: _readable(value) for name, value in vars(error).items()}
+    return {"name": type(error).__name__, "message": _readable(str(error)), "fields": fields}
 
 
-def _readable(text: str) -> str:
+def _readable(value: Any) -> Any:
     """With lone surrogates, which JSON's escapes allow and UTF-8 does not, as escapes."""
-    return text.encode(errors="backslashreplace").decode()
+    if isinstance(value, tuple):
+        return list(map(_readable, value))
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
-def error_from_json(fields: Mapping[str, Any]) -> ConstraintError:
+def error_from_json(sent: Mapping[str, Any]) -> ConstraintError:
     """A new error from the output of `error_to_json`."""
-    message: str = fields["message"]
-    match fields["name"]:
-        case "Malformed":
-            return Malformed(message, fields["position"], fields["pointer"])
-        case "NotEnforced":
-            return NotEnforced(message, fields["pointer"], fields["position"])
-        case "Contradiction":
-            return Contradiction(message, tuple(fields["parts"]))
-        case "DoesNotFit":
-            return DoesNotFit(fields["needed_len"], fields["max_len"])
-    for plain in _PLAIN:
-        if fields["name"] == plain.__name__:
-            return plain(message)
-    return ConstraintError(message)
+    kind = _ERRORS.get(sent["name"], ConstraintError)
+    error = kind.__new__(kind, sent["message"])
+    for name, value in sent["fields"].items():
+        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    return error

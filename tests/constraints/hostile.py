@@ -1,17 +1,19 @@
 """Two hundred constraints that are made to cost, to break or to mislead whoever compiles them.
 
-Generated, not listed: each family has a parameter that says how bad it is. All of them are short
-to send but for the last family. Nothing here is random, so that a failure can be named.
+Generated, not listed: each family is a function of how bad it is. All of them are short to send but
+for the last family. Nothing here is random, so that a failure can be named.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count, islice, pairwise
+from itertools import pairwise
+from types import MappingProxyType
 
 from constraints.spec import ConstraintSpec, Kind
 
 NUM_HOSTILE = 200
+_NUM_LEVELS = 7
 _SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -25,12 +27,11 @@ class Hostile:
 
 def hostile() -> list[Hostile]:
     """All of them, one of each family after the other."""
-    families = [family() for family in _FAMILIES]
-    found: list[Hostile] = []
-    while len(found) < NUM_HOSTILE:
-        for family in families:
-            found += islice(family, 1)
-    return found[:NUM_HOSTILE]
+    return [
+        Hostile(f"{name}, {level}", family(level))
+        for level in range(_NUM_LEVELS)
+        for name, family in _FAMILIES.items()
+    ][:NUM_HOSTILE]
 
 
 # A grammar whose beginning is harmless: "x" will do. On any other way the engine's expressions
@@ -39,290 +40,216 @@ BLOWS_UP_LATER = ConstraintSpec(Kind.REGEX, "x|(((a|b|ab|ba){1,50}c?){1,50}d?){1
 BLOWS_UP_ON = "ab" * 50
 
 
-def _regex(name: str, pattern: str) -> Hostile:
-    return Hostile(f"regex {name}", ConstraintSpec(Kind.REGEX, pattern))
+def _regex(pattern: str) -> ConstraintSpec:
+    return ConstraintSpec(Kind.REGEX, pattern)
 
 
-def _schema(name: str, schema: object) -> Hostile:
-    return Hostile(f"schema {name}", ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema)))
+def _schema(schema: object) -> ConstraintSpec:
+    return ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
 
 
-def _lark(name: str, grammar: str) -> Hostile:
-    return Hostile(f"lark {name}", ConstraintSpec(Kind.LARK, grammar))
+def _lark(grammar: str) -> ConstraintSpec:
+    return ConstraintSpec(Kind.LARK, grammar)
 
 
-def _gbnf(name: str, grammar: str) -> Hostile:
-    return Hostile(f"gbnf {name}", ConstraintSpec(Kind.GBNF, grammar))
+def _gbnf(grammar: str) -> ConstraintSpec:
+    return ConstraintSpec(Kind.GBNF, grammar)
 
 
-def _where(name: str, expression: str) -> Hostile:
-    return Hostile(f"where {name}", ConstraintSpec(Kind.WHERE, expression))
+def _where(parts: list[str], operator: str) -> ConstraintSpec:
+    return ConstraintSpec(Kind.WHERE, f" {operator} ".join(parts))
 
 
-def _nested_repeats() -> Iterator[Hostile]:
-    for depth in count(2):
-        pattern = "[a-z]"
-        for _ in range(depth):
-            pattern = f"({pattern}){{1,100}}"
-        yield _regex(f"repeats nested {depth} deep", pattern)
+def _letter(index: int) -> str:
+    return chr(97 + index % 26)
 
 
-def _long_repeats() -> Iterator[Hostile]:
-    for power in count(3):
-        yield _regex(
-            f"repeats up to 10^{power % 9}", f"((a|b|[^c])x?){{{power},{10 ** (power % 9)}}}"
-        )
+def _repeats(depth: int) -> str:
+    return "(" * depth + "[a-z]" + "){1,100}" * depth
 
 
-def _exponential_states() -> Iterator[Hostile]:
-    for length in count(10):
-        yield _regex(f"an a {length} before the end", f".*a.{{{length}}}(b|c.*d.{{{length}}})")
+def _parentheses(level: int) -> ConstraintSpec:
+    depth = 2 ** ((level + 6) % 15)
+    return _regex("(" * depth + str(level) + ")?" * depth)
 
 
-def _deep_parentheses() -> Iterator[Hostile]:
-    for power in count(6):
-        depth = 2 ** (power % 15)
-        yield _regex(
-            f"{depth} parentheses, number {power}", "(" * depth + str(power) + ")?" * depth
-        )
+def _alternatives(level: int) -> ConstraintSpec:
+    return _regex("|".join(f"{index:x}[a-z]*{index % 7}" for index in range(1000 * (level + 1))))
 
 
-def _many_alternatives() -> Iterator[Hostile]:
-    for thousands in count(1):
-        words = "|".join(f"{index:x}[a-z]*{index % 7}" for index in range(1000 * thousands))
-        yield _regex(f"{thousands} thousand alternatives", words)
+def _looks(level: int) -> ConstraintSpec:
+    looks = "".join(f"(?=.*{_letter(index)}.{{{3 * index}}}z)" for index in range(level + 2))
+    return _regex(looks + r"\b.{1,80}\b")
 
 
-def _unicode_classes() -> Iterator[Hostile]:
-    for length in count(5):
-        yield _regex(
-            f"{length} Unicode classes", r"(\w+\W+[^\W\d_]*[^\s\w]?)" * length + f"{{{length}}}"
-        )
+_BROKEN_PATTERNS = ("(" * 50, "[a-", "(?P<n>a)(?P=n)", "a{9999999999}", "(?<=a)b", "\\", "*")
+_BROKEN_GRAMMARS = (
+    *("start: missing", "start: (", "%import common.NOTHING", "start: %json {"),
+    *("a: b", "start: /(/", "start: %json [1"),
+)
 
 
-def _broken_patterns() -> Iterator[Hostile]:
-    shapes = ["(" * 50, "[a-", "(?P<n>a)(?P=n)", "a{9999999999}", "(?<=a)b", "\\", "*", "(?R)"]
-    for index in count():
-        yield _regex(f"broken, number {index}", shapes[index % len(shapes)] + "x" * (index // 8))
+def _required_of_itself(level: int) -> ConstraintSpec:
+    names = [f"p{index}" for index in range(20 * (level + 1))]
+    node = {
+        "type": "object",
+        "properties": {name: {"$ref": "#/$defs/n"} for name in names},
+        "required": names[: level + 1],
+    }
+    return _schema({"$defs": {"n": node}, "$ref": "#/$defs/n"})
 
 
-def _looks() -> Iterator[Hostile]:
-    for length in count(2):
-        looks = "".join(f"(?=.*{chr(97 + i % 26)}.{{{3 * i}}}z)" for i in range(length))
-        yield _regex(f"{length} looks ahead", looks + r"\b.{1,80}\b")
+def _circle_of_references(level: int) -> ConstraintSpec:
+    num = level + 1
+    defs = {f"d{index}": {"$ref": f"#/$defs/d{(index + 1) % num}"} for index in range(num)}
+    return _schema({"$defs": defs, "$ref": "#/$defs/d0"})
 
 
-def _huge_enum() -> Iterator[Hostile]:
-    for thousands in count(5, 5):
-        values = [f"value {index} {'é' * (index % 5)}" for index in range(1000 * thousands)]
-        yield _schema(f"enum of {thousands} thousand", {"enum": values})
-
-
-def _recursive_references() -> Iterator[Hostile]:
-    for width in count(1):
-        node = {
-            "type": "object",
-            "properties": {f"p{index}": {"$ref": "#/$defs/n"} for index in range(width * 20)},
-            "required": [f"p{index}" for index in range(width)],
-        }
-        yield _schema(
-            f"endless: {width} required of itself", {"$defs": {"n": node}, "$ref": "#/$defs/n"}
-        )
-
-
-def _circular_references() -> Iterator[Hostile]:
-    for length in count(1):
-        names = [f"d{index}" for index in range(length)]
-        defs = {
-            name: {"$ref": f"#/$defs/{after}"}
-            for name, after in zip(names, names[1:] + names[:1], strict=True)
-        }
-        yield _schema(f"circle of {length} references", {"$defs": defs, "$ref": "#/$defs/d0"})
-
-
-def _all_of() -> Iterator[Hostile]:
-    for length in count(4):
-        parts = [
-            {"anyOf": [{"properties": {f"k{index}": {"const": value}}} for value in range(4)]}
-            for index in range(length)
-        ]
-        yield _schema(f"product of {length} alternatives", {"type": "object", "allOf": parts})
-
-
-def _complements() -> Iterator[Hostile]:
-    for length in count(3):
-        parts = [
-            {"not": {"type": "string", "pattern": f"{chr(97 + i % 26)}.{{{i}}}z"}}
-            for i in range(length)
-        ]
-        yield _schema(
-            f"{length} complements", {"type": "string", "allOf": parts, "$schema": _SCHEMA}
-        )
-
-
-def _optional_properties() -> Iterator[Hostile]:
-    for thousands in count(1):
-        properties = {
-            f"property_{index}": {"type": "string", "maxLength": 100}
-            for index in range(500 * thousands)
-        }
-        yield _schema(
-            f"{500 * thousands} optional properties", {"type": "object", "properties": properties}
-        )
-
-
-def _deep_schema() -> Iterator[Hostile]:
-    for depth in count(50, 60):
-        schema: dict[str, object] = {"type": "integer"}
-        for _ in range(depth):
-            schema = {"type": "array", "items": schema, "minItems": 1}
-        yield _schema(f"{depth} levels", schema)
-
-
-def _unsatisfiable_schema() -> Iterator[Hostile]:
-    for number in count(1):
-        parts = [{"minimum": number}, {"maximum": number - 1}, {"pattern": "^a$", "minLength": 2}]
-        yield _schema(
-            f"without instances, number {number}",
-            {"type": "integer", "allOf": parts[: 1 + number % 3], "exclusiveMaximum": number},
-        )
-
-
-def _long_strings() -> Iterator[Hostile]:
-    for power in count(3):
-        low, high = 10 ** (power % 6), 10 ** (power % 7 + 1)
-        yield _schema(
-            f"strings from {low} to {high}, number {power}",
-            {"type": "string", "minLength": low, "maxLength": high, "pattern": "^[a-f0-9-]*$"},
-        )
-
-
-def _left_recursion() -> Iterator[Hostile]:
-    for length in count(1):
-        rules = [
-            f"r{index}: r{(index + 1) % length} | r{index} r{index} |" for index in range(length)
-        ]
-        yield _lark(f"left recursion through {length}", "start: r0\n" + "\n".join(rules) + "\n")
-
-
-def _ambiguity() -> Iterator[Hostile]:
-    for length in count(2):
-        yield _lark(
-            f"{length} ambiguous sums",
-            "start: e\ne: " + " | ".join(["e e"] * length) + ' | "a" | "a" "a"\n',
-        )
-
-
-def _many_rules() -> Iterator[Hostile]:
-    for thousands in count(1, 2):
-        rules = "\n".join(f'r{i}: "a{i}" r{i + 1}?' for i in range(1000 * thousands))
-        yield _lark(
-            f"{thousands} thousand rules", f'start: r0\n{rules}\nr{1000 * thousands}: "z"\n'
-        )
-
-
-def _lark_complements() -> Iterator[Hostile]:
-    for length in count(3):
-        parts = " & ".join(
-            f"~/(?s:.*){chr(97 + i % 26)}(?s:.{{{i}}})z(?s:.*)/" for i in range(length)
-        )
-        yield _lark(f"{length} complements", f"start: T\nT: {parts}\n")
-
-
-def _broken_grammars() -> Iterator[Hostile]:
-    shapes = [
-        "start: missing",
-        "start: (",
-        "%import common.NOTHING",
-        "start: %json {",
-        "a: b",
-        "start: /(/",
+def _product_of_alternatives(level: int) -> ConstraintSpec:
+    parts = [
+        {"anyOf": [{"properties": {f"k{index}": {"const": value}}} for value in range(4)]}
+        for index in range(level + 4)
     ]
-    for index in count():
-        yield _lark(f"broken, number {index}", shapes[index % len(shapes)] + "\n" * (index // 6))
+    return _schema({"type": "object", "allOf": parts})
 
 
-def _without_an_end() -> Iterator[Hostile]:
-    """The lexer is greedy, so that no text is ever followed by the rest."""
-    for length in count(1):
-        yield _lark(f"that {length} letters never end", f'start: A "{"a" * length}b"\nA: /a+/\n')
+def _complements(level: int) -> ConstraintSpec:
+    parts = [
+        {"not": {"type": "string", "pattern": f"{_letter(index)}.{{{index}}}z"}}
+        for index in range(level + 3)
+    ]
+    return _schema({"type": "string", "allOf": parts, "$schema": _SCHEMA})
 
 
-def _gbnf_repeats() -> Iterator[Hostile]:
-    for depth in count(2):
-        body = "[a-z]"
-        for _ in range(depth):
-            body = f"({body}){{1,100}}"
-        yield _gbnf(f"repeats nested {depth} deep", f'root ::= {body} "."\n')
+def _optional_properties(level: int) -> ConstraintSpec:
+    names = [f"property_{index}" for index in range(500 * (level + 1))]
+    short = {"type": "string", "maxLength": 100}
+    return _schema({"type": "object", "properties": dict.fromkeys(names, short)})
 
 
-def _gbnf_recursion() -> Iterator[Hostile]:
-    for length in count(1):
-        rules = [
-            f'r{index} ::= r{(index + 1) % length} r{index} "a" | "" | [^b]{{0,{index}}}'
-            for index in range(length)
-        ]
-        yield _gbnf(f"recursion through {length}", "root ::= r0\n" + "\n".join(rules) + "\n")
+def _deep_schema(level: int) -> ConstraintSpec:
+    schema: dict[str, object] = {"type": "integer"}
+    for _ in range(50 + 60 * level):
+        schema = {"type": "array", "items": schema, "minItems": 1}
+    return _schema(schema)
 
 
-def _counters() -> Iterator[Hostile]:
+def _schema_without_instances(level: int) -> ConstraintSpec:
+    parts = [{"minimum": level + 1}, {"maximum": level}, {"pattern": "^a$", "minLength": 2}]
+    kept = parts[: 1 + level % 3]
+    return _schema({"type": "integer", "allOf": kept, "exclusiveMaximum": level + 1})
+
+
+def _long_strings(level: int) -> ConstraintSpec:
+    lengths = {"minLength": 10 ** (level % 6), "maxLength": 10 ** (level % 7 + 1)}
+    return _schema({"type": "string", "pattern": "^[a-f0-9-]*$", **lengths})
+
+
+def _left_recursion(level: int) -> ConstraintSpec:
+    num = level + 1
+    rules = [f"r{index}: r{(index + 1) % num} | r{index} r{index} |" for index in range(num)]
+    return _lark("start: r0\n" + "\n".join(rules) + "\n")
+
+
+def _many_rules(level: int) -> ConstraintSpec:
+    num = 1000 * (2 * level + 1)
+    rules = "\n".join(f'r{index}: "a{index}" r{index + 1}?' for index in range(num))
+    return _lark(f'start: r0\n{rules}\nr{num}: "z"\n')
+
+
+def _lark_complements(level: int) -> ConstraintSpec:
+    parts = [f"~/(?s:.*){_letter(index)}(?s:.{{{index}}})z(?s:.*)/" for index in range(level + 3)]
+    return _lark(f"start: T\nT: {' & '.join(parts)}\n")
+
+
+def _gbnf_recursion(level: int) -> ConstraintSpec:
+    num = level + 1
+    rules = [
+        f'r{index} ::= r{(index + 1) % num} r{index} "a" | "" | [^b]{{0,{index}}}'
+        for index in range(num)
+    ]
+    return _gbnf("root ::= r0\n" + "\n".join(rules) + "\n")
+
+
+def _counters(level: int) -> ConstraintSpec:
     measures = ["len(X)", "len(words(X))", "len(sentences(X))", "len(tokens(X))"]
-    for length in count(5, 9):
-        parts = [f"{measures[i % 4]} {'<' if i % 2 else '>'} {20 + 7 * i}" for i in range(length)]
-        yield _where(
-            f"{length} counters",
-            " or ".join(f"({part} and {after})" for part, after in pairwise(parts)),
-        )
+    parts = [
+        f"{measures[index % 4]} {'<' if index % 2 else '>'} {20 + 7 * index}"
+        for index in range(5 + 9 * level)
+    ]
+    return _where([f"({part} and {after})" for part, after in pairwise(parts)], "or")
 
 
-def _phrases() -> Iterator[Hostile]:
-    for length in count(6, 6):
-        parts = [f'"{chr(97 + i % 26)}{"b" * (i % 9)}{i}" in X' for i in range(length)]
-        yield _where(f"{length} phrases to be contained", " and ".join(parts))
+def _where_patterns(level: int) -> ConstraintSpec:
+    patterns = [rf'r".*{_letter(index)}.{{{4 * index}}}z.*"' for index in range(level + 2)]
+    parts = [f"not regex(X, {pattern})" for pattern in patterns]
+    return _where([*parts, "len(words(X)) < 40"], "and")
 
 
-def _negations() -> Iterator[Hostile]:
-    for depth in count(10, 40):
-        yield _where(f"{depth} negations", "not (" * depth + 'len(X) < 5 or "a" in X' + ")" * depth)
+def _without_texts(level: int) -> ConstraintSpec:
+    num = level + 1
+    return _where([f"len(X) < {num}", f"len(words(X)) > {num}", f'"{"a" * num}" in X'], "and")
 
 
-def _where_patterns() -> Iterator[Hostile]:
-    for length in count(2):
-        parts = [f'not regex(X, r".*{chr(97 + i % 26)}.{{{4 * i}}}z.*")' for i in range(length)]
-        yield _where(
-            f"{length} patterns that must not match", " and ".join([*parts, "len(words(X)) < 40"])
-        )
-
-
-def _unsatisfiable_where() -> Iterator[Hostile]:
-    for number in count(1):
-        yield _where(
-            f"without texts, number {number}",
-            f'len(X) < {number} and len(words(X)) > {number} and "{"a" * number}" in X',
-        )
-
-
-def _huge_texts() -> Iterator[Hostile]:
+def _huge(level: int) -> ConstraintSpec:
     """Some 10 MB each: to send them is the attack."""
-    for index in count():
-        size = 10_000_000 + index
-        match index % 4:
-            case 0:
-                yield _regex(f"of {size} bytes", "a?" * (size // 2))
-            case 1:
-                yield _schema(f"of {size} bytes", {"enum": ["x" * (size // 10)] * 9 + [str(index)]})
-            case 2:
-                yield _lark(f"of {size} bytes", 'start: "' + "a" * size + '"\n')
-            case _:
-                yield _where(f"of {size} bytes", 'X == "' + "b" * size + '"')
+    size = 10_000_000 + level
+    match level % 4:
+        case 0:
+            return _regex("a?" * (size // 2))
+        case 1:
+            return _schema({"enum": ["x" * (size // 10)] * 9 + [str(level)]})
+        case 2:
+            return _lark('start: "' + "a" * size + '"\n')
+    return _where(['X == "' + "b" * size + '"'], "and")
 
 
-_FAMILIES = (
-    *(_nested_repeats, _long_repeats, _exponential_states, _deep_parentheses, _many_alternatives),
-    *(_unicode_classes, _broken_patterns, _huge_enum, _recursive_references, _circular_references),
-    *(_all_of, _complements, _optional_properties, _deep_schema, _unsatisfiable_schema),
-    *(_long_strings, _left_recursion, _ambiguity, _many_rules, _lark_complements),
-    *(_looks, _without_an_end, _gbnf_repeats, _gbnf_recursion),
-    *(_broken_grammars, _counters, _phrases, _negations, _where_patterns, _unsatisfiable_where),
-    _huge_texts,
+_FAMILIES: Mapping[str, Callable[[int], ConstraintSpec]] = MappingProxyType(
+    {
+        "nested repeats": lambda level: _regex(_repeats(level + 2)),
+        "long repeats": lambda level: _regex(f"((a|b|[^c])x?){{{level + 3},{10 ** (level + 3)}}}"),
+        "states that double": lambda level: _regex(
+            f".*a.{{{level + 10}}}(b|c.*d.{{{level + 10}}})"
+        ),
+        "parentheses": _parentheses,
+        "alternatives": _alternatives,
+        "Unicode classes": lambda level: _regex(
+            r"(\w+\W+[^\W\d_]*[^\s\w]?)" * (level + 5) + f"{{{level + 5}}}"
+        ),
+        "broken patterns": lambda level: _regex(_BROKEN_PATTERNS[level]),
+        "looks ahead": _looks,
+        "long enums": lambda level: _schema(
+            {"enum": [f"value {index} {'é' * (index % 5)}" for index in range(5000 * (level + 1))]}
+        ),
+        "required of itself": _required_of_itself,
+        "circles of references": _circle_of_references,
+        "products of alternatives": _product_of_alternatives,
+        "complements": _complements,
+        "optional properties": _optional_properties,
+        "deep schemas": _deep_schema,
+        "schemas without instances": _schema_without_instances,
+        "long strings": _long_strings,
+        "left recursion": _left_recursion,
+        "ambiguous sums": lambda level: _lark(
+            "start: e\ne: " + "e e | " * (level + 2) + '"a" | "a" "a"\n'
+        ),
+        "many rules": _many_rules,
+        "complements in Lark": _lark_complements,
+        "broken grammars": lambda level: _lark(_BROKEN_GRAMMARS[level]),
+        # The lexer is greedy, so that no text is ever followed by the rest.
+        "without an end": lambda level: _lark(f'start: A "{"a" * (level + 1)}b"\nA: /a+/\n'),
+        "nested repeats in GBNF": lambda level: _gbnf(f'root ::= {_repeats(level + 2)} "."\n'),
+        "recursion in GBNF": _gbnf_recursion,
+        "counters": _counters,
+        "phrases": lambda level: _where(
+            [f'"{_letter(each)}{"b" * (each % 9)}{each}" in X' for each in range(6 * (level + 1))],
+            "and",
+        ),
+        "negations": lambda level: _where(
+            ["not (" * (10 + 40 * level) + 'len(X) < 5 or "a" in X' + ")" * (10 + 40 * level)], ""
+        ),
+        "patterns that must not match": _where_patterns,
+        "expressions without texts": _without_texts,
+        "huge": _huge,
+    }
 )
