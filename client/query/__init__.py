@@ -41,22 +41,19 @@ from client.query.errors import (
 )
 from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
-from client.query.running.decoders import Decoding, OptionIgnored, argmax, beam, sample
+from client.query.running.decoders import Decoding, argmax, beam, sample
 from client.query.running.decoding import Choice, Span
 from client.query.running.results import Request, Result, State, plain
-from client.query.running.traces import CancellationSwallowed
 
 __all__ = [
     "AsyncQuery",
     "BadCondition",
     "BadProgram",
-    "CancellationSwallowed",
     "Choice",
     "Decoding",
     "F",
     "ModelLike",
     "NotSatisfied",
-    "OptionIgnored",
     "Program",
     "ProgramFailed",
     "Query",

@@ -414,22 +414,10 @@ class GenerateOptions(SamplingOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """The log-probabilities of values as continuations of a prompt.
-
-    totals: the log-probability of each, the sum over its tokens
-    means:  the same per token
-    """
+    """The log-probabilities of values as continuations of a prompt."""
 
     values: tuple[str, ...]
     scored: tuple[Scored, ...]
-
-    @property
-    def totals(self) -> Mapping[str, float]:
-        return self._by_value([one.total for one in self.scored])
-
-    @property
-    def means(self) -> Mapping[str, float]:
-        return self._by_value([one.mean for one in self.scored])
 
     @property
     def choice(self) -> Choice:
@@ -444,9 +432,6 @@ class Scoring:
     def best(self, *, normalised: bool = False) -> str:
         """The most probable value; on a tie the first."""
         return best_of(self.choice, normalised=normalised)
-
-    def _by_value(self, numbers: Sequence[float]) -> Mapping[str, float]:
-        return MappingProxyType(dict(zip(self.values, numbers, strict=True)))
 
 
 async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:

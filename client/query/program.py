@@ -32,7 +32,7 @@ class Hole:
                 a dict (a JSON schema), a Subquery; None: it has none
     conditions: those of its prompt, then the program's own
     support:    the values of a distribution over this hole, None: it has none
-    is_last:    no other hole follows in its program, for any text
+    is_last:    no other hole can follow in its program
     """
 
     name: str

@@ -14,7 +14,6 @@ import yaml
 from client.lmtp.model import LmtpModel
 from client.query import (
     NotSatisfied,
-    OptionIgnored,
     Unsatisfiable,
     model,
     run,
@@ -95,7 +94,7 @@ def test_the_papers_programs_run(server: RunningServer, case: dict[str, Any]) ->
     if case["decoder"].startswith("sample"):
         here["decoder"] = sample(seed=5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OptionIgnored)
+        warnings.simplefilter("ignore", UserWarning)
         results = run_all_sync(program, **here)
 
     assert all(program.hole_names >= set(result.variables) > set() for result in results)

@@ -4,16 +4,15 @@
 
 Both are expressions of `constraints.where`, combined with truth values simplified away. If they are
 equal, the condition is expressed exactly; otherwise the upper one is a mask that is never too
-strict, and the condition is checked afterwards. Parts that are not expressible or not known yet
-have the bounds False and True: so `and` keeps its other parts, `or` becomes open, and `not` swaps
-the bounds. Comparisons are translated by the kinds of their sides:
+strict, and the condition is checked afterwards. Parts that are not expressible have the bounds
+False and True: so `and` keeps its other parts, `or` becomes open, and `not` swaps the bounds. All
+other holes of the condition are finished. Comparisons are translated by the kinds of their sides:
 
-side:  constant | hole, or a measure of it | uncounted parts | sum of a measure and numbers
+side:  constant | hole, or a measure of it | uncounted parts
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -36,9 +35,8 @@ from client.query.conditions.evaluate import (
 )
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
 from client.query.conditions.patterns import (
-    FOLDS,
     MAX_LETTERS,
-    folded,
+    lowered,
     numerals_among,
     numerals_related,
 )
@@ -377,17 +375,6 @@ def _substring_of(text: str) -> where.Expression | None:
     return where.OneOf(tuple(dict.fromkeys(found)))
 
 
-def around_substrings(text: str) -> where.Expression:
-    """A superset of the substrings of a text: no longer, and no other characters."""
-    chars = "".join(map(re.escape, sorted(set(text))))
-    return where.And(
-        (
-            where.Compare(where.Measure.CHARS, where.Relation.LE, len(text)),
-            where.Matches(f"[{chars}]*"),
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Constant:
     """A known side."""
@@ -403,90 +390,42 @@ class _TextParts:
     shown: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Folded:
-    """X.lower() or X.upper() of a text."""
-
-    fold: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """`scale * measure of the hole + shift`, in whole numbers; `measure` None: a number alone."""
-
-    measure: where.Measure | None
-    scale: int = 1
-    shift: int = 0
-
-
 class _About(Enum):
     """The property of the hole that is compared."""
 
     HOLE = "hole"
+    LOWER = "the text in lower case"
     FLOAT = "float"
     TYPE = "type"
     UNKNOWN = "unknown"
 
 
-_Side = _Constant | _TextParts | _Folded | _Sum | _About
+_Side = _Constant | _TextParts | where.Measure | _About
 
 
 def _side(term: Term, current: CurrentHole) -> _Side:
     if current.name not in names_of(term):
-        value = operand(term, current.values)
-        return _About.UNKNOWN if value is Missing.UNKNOWN else _Constant(value)
+        return _Constant(operand(term, current.values))
     match term:
         case Ref():
             return _About.HOLE
         case Called():
             return _applied(term, _side(term.arguments[0], current), current)
-        case Calculated():
-            left = _as_sum(_side(term.left, current), current)
-            right = _as_sum(_side(term.right, current), current)
-            found = None if left is None or right is None else _joined_sum(left, term.symbol, right)
-            return found or _About.UNKNOWN
-        case Opaque():
-            fold = fold_of(term, current)
-            return _About.UNKNOWN if fold is None else _Folded(fold)
+        case Opaque() if _is_lower(term, current):
+            return _About.LOWER
     return _About.UNKNOWN
 
 
-def _as_sum(side: _Side, current: CurrentHole) -> _Sum | None:
-    match side:
-        case _Sum():
-            return side
-        case _Constant(value) if isinstance(number := bare(value), int):
-            return _Sum(None, 0, number)
-        case _About.HOLE if current.kind.name == INT.name:
-            return _Sum(where.Measure.INT)
-    return None
-
-
-def _joined_sum(left: _Sum, symbol: str, right: _Sum) -> _Sum | None:
-    if symbol == "*":
-        about, factor = (left, right) if right.measure is None else (right, left)
-        if factor.measure is not None:
-            return None
-        return _Sum(about.measure, about.scale * factor.shift, about.shift * factor.shift)
-    if left.measure is not None and right.measure not in (None, left.measure):
-        return None
-    sign = -1 if symbol == "-" else 1
-    scale = left.scale + sign * right.scale
-    return _Sum(left.measure or right.measure, scale, left.shift + sign * right.shift)
-
-
-def fold_of(term: Term, current: CurrentHole) -> str | None:
-    """`lower` for X.lower(), `upper` for X.upper() of a text hole; None for other terms."""
+def _is_lower(term: Term, current: CurrentHole) -> bool:
+    """Whether it is X.lower() of a text hole."""
     is_text = current.kind.schema is None and current.kind.python is str
-    if not is_text or not isinstance(term, Opaque):
-        return None
-    return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
+    return is_text and isinstance(term, Opaque) and term.text == f"{current.name}.lower()"
 
 
 def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
     name = operator_of(term)
     if isinstance(about, _TextParts) and name == "len":
-        return _Sum(PIECES[about.operator])
+        return PIECES[about.operator]
     if about is not _About.HOLE:
         return _About.UNKNOWN
     if name == "type":
@@ -499,9 +438,9 @@ def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
         require_text(name, current.kind, term.place)
     match name:
         case "len":
-            return _Sum(where.Measure.CHARS)
+            return where.Measure.CHARS
         case "int":
-            return _Sum(where.Measure.INT)
+            return where.Measure.INT
         case "float":
             return _About.FLOAT
     return _TextParts(name, written(term))
@@ -550,8 +489,8 @@ def _related(left: _Side, right: _Side, term: Compared, current: CurrentHole) ->
     match right, bare(left.value):
         case _About.HOLE, _:
             found = exactly(contained(current.kind, left.value, term.place))
-        case _Folded(fold), str() as text:
-            found = _of_case(folded(fold, (text,), before=True, behind=True))
+        case _About.LOWER, str() as text:
+            found = exactly(lowered((text,), before=True, behind=True))
         case _:
             return OPEN
     return found if relation == "in" else negated(found)
@@ -562,37 +501,20 @@ def _against(
 ) -> Bounds:
     """A comparison with the unknown on the left and a constant on the right."""
     match side:
-        case _Sum():
-            return _sum_against(side, relation, constant, place)
-        case _Folded(fold):
-            return _folded_comparison(fold, relation, bare(constant), place)
+        case where.Measure():
+            return exactly(measured(side, relation, constant, place))
+        case _About.LOWER:
+            return _lower_against(relation, bare(constant), place)
         case _About.FLOAT:
             return exactly(measured(None, relation, constant, place))
         case _About.TYPE:
             return exactly(_typed(relation, constant, place, current.kind))
         case _About.HOLE:
-            return _hole_against(relation, constant, place, current.kind)
+            return exactly(subject(current.kind, relation, constant, place))
     return OPEN
 
 
-def _sum_against(side: _Sum, relation: str, constant: object, place: Place) -> Bounds:
-    if side.measure is not None and (side.scale, side.shift) == (1, 0):
-        return exactly(measured(side.measure, relation, constant, place))
-    number = bare(constant)
-    if not isinstance(number, int) or relation not in FLIPPED:
-        return OPEN
-    if side.measure is None or side.scale == 0:
-        return OPEN
-    bound, rest = divmod(number - side.shift, side.scale)
-    if rest and abs(bound) > MAX_BOUND:
-        return OPEN
-    # Between two whole numbers any bound says the same.
-    between = Decimal(bound) + Decimal("0.5") if rest else bound
-    relation = relation if side.scale > 0 else FLIPPED[relation]
-    return exactly(measured(side.measure, relation, between, place))
-
-
-def _folded_comparison(fold: str, relation: str, constant: object, place: Place) -> Bounds:
+def _lower_against(relation: str, constant: object, place: Place) -> Bounds:
     texts: tuple[str, ...] | None = None
     if relation in ("==", "!=") and isinstance(constant, str):
         texts = (constant,)
@@ -604,21 +526,8 @@ def _folded_comparison(fold: str, relation: str, constant: object, place: Place)
         texts = None if is_large else strings(constant)
     if texts is None:
         return OPEN
-    found = _of_case(folded(fold, texts))
+    found = exactly(lowered(texts))
     return negated(found) if relation in ("!=", "not in") else found
-
-
-def _of_case(found: tuple[where.Expression, where.Expression] | None) -> Bounds:
-    return OPEN if found is None else Bounds(*found)
-
-
-def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:
-    said = subject(kind, relation, constant, place)
-    if said is not None or relation not in ("in", "not in") or kind.schema is not None:
-        return exactly(said)
-    text = constant.shown if isinstance(constant, Finished) else str(constant)
-    around = Bounds(FALSE, around_substrings(text))
-    return around if relation == "in" else negated(around)
 
 
 def _typed(
@@ -639,9 +548,7 @@ def _typed(
 def bounds(term: Term, current: CurrentHole) -> Bounds:
     """The bounds from a condition. Raises BadCondition."""
     if current.name not in names_of(term):
-        truth = evaluate(term, current.values)
-        if truth is not None:
-            return exactly(where.Constant(truth))
+        return exactly(where.Constant(evaluate(term, current.values)))
     match term:
         case All(parts):
             return _joined(all_of, (bounds(part, current) for part in parts))
@@ -656,9 +563,9 @@ def bounds(term: Term, current: CurrentHole) -> Bounds:
             return negated(bounds(part, current))
         case Compared():
             return _compared(term, current)
-        case Called() if current.name in names_of(term):
+        case Called():
             return _condition(term, current)
-        case Ref(name, place) if name == current.name:
+        case Ref(name, place):
             return exactly(_itself(name, current.kind, place))
     return OPEN
 
@@ -708,29 +615,22 @@ def _condition(term: Called, current: CurrentHole) -> Bounds:
     name = as_condition(term)
     about, *others = term.arguments
     is_about_hole = isinstance(about, Ref) and about.name == current.name
-    known = [operand(other, current.values) for other in others]
-    is_known = not any(isinstance(value, Missing) for value in known)
+    is_known = not any(current.name in names_of(other) for other in others)
     if name in STOPS and not (is_about_hole and is_known):
         usage = f'as in {name}({current.name}, ".")'
         what = f"`{name}` is about a hole and phrases that are known, {usage}"
         raise BadCondition(what, term.place)
-    fold = fold_of(about, current)
-    if fold is not None and is_known:
-        return _folded(fold, name, [bare(value) for value in known], term.place)
-    if not is_about_hole:
+    if is_about_hole:
+        require_text(name, current.kind, term.place)
+    is_lower = _is_lower(about, current)
+    if not is_known or not (is_about_hole or is_lower):
         return OPEN
-    require_text(name, current.kind, term.place)
-    if not is_known:
-        return OPEN
+    known = [bare(operand(other, current.values)) for other in others]
     with errors_about(current.name):
-        return exactly(text_term(name, [bare(value) for value in known], term.place))
-
-
-def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> Bounds:
-    """An operator on X.lower() or X.upper()."""
-    match text_term(name, known, place):
-        case where.StartsWith(phrases):
-            return _of_case(folded(fold, phrases, behind=True))
-        case where.EndsWith(phrases):
-            return _of_case(folded(fold, phrases, before=True))
-    return OPEN
+        found = text_term(name, known, term.place)
+    match found:
+        case where.StartsWith(phrases) if is_lower:
+            return exactly(lowered(phrases, behind=True))
+        case where.EndsWith(phrases) if is_lower:
+            return exactly(lowered(phrases, before=True))
+    return OPEN if is_lower else exactly(found)

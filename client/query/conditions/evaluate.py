@@ -1,6 +1,6 @@
 """Finished holes, and conditions evaluated on them.
 
-    evaluate(term, values) -> True, False, or None where it depends on a hole that is not finished
+    evaluate(term, values) -> True or False; all holes of the term are finished
 
 Texts are measured as in the server (`constraints.where.evaluate`), values are compared as in
 Python. A hole has both: `X == "3"` and `len(X)` are about the text of an int hole, `X == 3` about
@@ -122,10 +122,13 @@ RELATIONS: dict[str, Callable[[Any, Any], object]] = {
 
 
 class Missing(Enum):
-    """Placeholders for missing values."""
+    """A placeholder for a missing value: it satisfies no comparison."""
 
-    UNKNOWN = "a hole that is not finished"
     NO_NUMBER = "a number of a text that is none"
+
+
+class TokensUnknown(Exception):
+    """A condition counts the tokens of a text that nobody has written yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +147,8 @@ class TextParts:
         return self.items
 
 
-def compared(left: object, relation: str, right: object, place: Place) -> bool | None:
-    """Whether `left relation right`, for operands other than TextParts; None: unknown."""
-    if left is Missing.UNKNOWN or right is Missing.UNKNOWN:
-        return None
+def compared(left: object, relation: str, right: object, place: Place) -> bool:
+    """Whether `left relation right`, for operands other than TextParts."""
     if left is Missing.NO_NUMBER or right is Missing.NO_NUMBER:
         return False
     match relation:
@@ -261,19 +262,20 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], object]] = {
 }
 
 
-def evaluate(term: Term, values: Values) -> bool | None:
-    """Whether the condition holds; None: it depends on holes that `values` lacks.
+def evaluate(term: Term, values: Values) -> bool:
+    """Whether the condition holds.
 
-    values: the values of finished holes, or `Finished` with their text and tokens, too
-    Raises BadCondition for invalid conditions, ProgramFailed if the program's own code raises.
+    values: those of all holes in the term, or `Finished` with their text and tokens, too
+    Raises BadCondition for invalid conditions, ProgramFailed if the program's own code raises,
+    TokensUnknown.
     """
     match term:
         case All(parts):
-            return conjunction(evaluate(part, values) for part in parts)
+            return all(evaluate(part, values) for part in parts)
         case AnyOf(parts):
-            return _opposite(conjunction(_opposite(evaluate(part, values)) for part in parts))
+            return any(evaluate(part, values) for part in parts)
         case Not(part):
-            return _opposite(evaluate(part, values))
+            return not evaluate(part, values)
         case Compared():
             return _compared(term, values)
         case Called():
@@ -281,7 +283,7 @@ def evaluate(term: Term, values: Values) -> bool | None:
     return _as_truth(operand(term, values), term)
 
 
-def _compared(term: Compared, values: Values) -> bool | None:
+def _compared(term: Compared, values: Values) -> bool:
     relation = term.relation
     place = term.place
     left = operand(term.left, values)
@@ -301,20 +303,6 @@ def _errors_about_hole(*terms: Term) -> AbstractContextManager[None]:
     return errors_about(next(holes, SUBJECT))
 
 
-def conjunction(truths: Iterator[bool | None]) -> bool | None:
-    """Kleene's `and`: False as soon as one is."""
-    known: bool | None = True
-    for truth in truths:
-        if truth is False:
-            return False
-        known = None if truth is None else known
-    return known
-
-
-def _opposite(truth: bool | None) -> bool | None:
-    return None if truth is None else not truth
-
-
 def as_condition(term: Called) -> str:
     """The operator of a call that is a condition. Raises BadCondition if it is a number."""
     name = operator_of(term)
@@ -323,10 +311,10 @@ def as_condition(term: Called) -> str:
     return name
 
 
-def _as_truth(value: object, term: Term) -> bool | None:
+def _as_truth(value: object, term: Term) -> bool:
     """The truth of a value, as in Python; refuses a method that is not called."""
-    if isinstance(value, Missing):
-        return None
+    if value is Missing.NO_NUMBER:
+        return False
     alone = bare(value)
     if isinstance(term, Opaque) and isinstance(alone, MethodType | BuiltinMethodType):
         raise BadCondition(f"`{term.text}` is a method, which has to be called", term.place)
@@ -342,29 +330,25 @@ def operand(term: Term, values: Values) -> object:
         case Value(value):
             return value
         case Ref(name):
-            return finished(values[name]) if name in values else Missing.UNKNOWN
+            return finished(values[name])
         case Opaque():
             return _opaque(term, values)
         case Calculated():
             return _calculated(term, values)
         case Called():
             return _measured(term, values)
-    truth = evaluate(term, values)
-    return Missing.UNKNOWN if truth is None else truth
+    return evaluate(term, values)
 
 
 def _opaque(term: Opaque, values: Values) -> object:
-    if any(name not in values for name in term.names):
-        return Missing.UNKNOWN
     return computed(term, lambda: term.function(*(bare(values[name]) for name in term.names)))
 
 
 def _calculated(term: Calculated, values: Values) -> object:
     left = operand(term.left, values)
     right = operand(term.right, values)
-    for missing in (Missing.UNKNOWN, Missing.NO_NUMBER):
-        if left is missing or right is missing:
-            return missing
+    if left is Missing.NO_NUMBER or right is Missing.NO_NUMBER:
+        return Missing.NO_NUMBER
     numbers = _numbers(left, right)
     return computed(term, lambda: ARITHMETIC[term.symbol](*numbers))
 
@@ -400,11 +384,8 @@ def _hint(error: Exception) -> str:
 def _measured(term: Called, values: Values) -> object:
     name = operator_of(term)
     if name not in ("len", "type", "int", "float", *PIECES):
-        truth = evaluate(term, values)
-        return Missing.UNKNOWN if truth is None else truth
+        return evaluate(term, values)
     about = operand(term.arguments[0], values)
-    if about is Missing.UNKNOWN:
-        return about
     match name:
         case "len":
             return _length(about, term.place)
@@ -417,7 +398,9 @@ def _measured(term: Called, values: Values) -> object:
 
 def _length(about: object, place: Place) -> object:
     if isinstance(about, TextParts):
-        return Missing.UNKNOWN if about.count is None else about.count
+        if about.count is None:
+            raise TokensUnknown
+        return about.count
     value = bare(about)
     if isinstance(about, Finished) and is_scalar(value):
         return len(about.shown)
@@ -457,11 +440,9 @@ def _text(name: str, about: object, place: Place) -> str:
     raise BadCondition(f"`{name}` is about texts, not about {described(about)}", place)
 
 
-def _called(name: str, term: Called, values: Values) -> bool | None:
+def _called(name: str, term: Called, values: Values) -> bool:
     """An operator that is a condition."""
     arguments = [operand(argument, values) for argument in term.arguments]
-    if any(isinstance(argument, Missing) for argument in arguments):
-        return None
     with _errors_about_hole(term.arguments[0]):
         wanted = text_term(name, [bare(argument) for argument in arguments[1:]], term.place)
     if name in STOPS and not isinstance(arguments[0], Finished):

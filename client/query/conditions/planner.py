@@ -12,8 +12,9 @@ Pure functions. Contradictions that are visible here raise Unsatisfiable at once
 the others (phrases and patterns that exclude each other). Where a text ends by stop phrases is the
 server's rule.
 
-Checks are evaluated on all possible texts of the hole before the request, if they are few; whole
-numbers between two bounds count as such texts, too. Then no check can fail afterwards.
+A condition is used at the last of its holes, where the others are finished; before, it is deferred.
+Checks are evaluated on all possible texts of the hole before the request, if they are few. Then no
+check can fail afterwards.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,6 @@ from enum import Enum
 from client.calls import Constraint
 from client.query.conditions.bounds import (
     FALSE,
-    OPEN,
     TRUE,
     Bounds,
     CurrentHole,
@@ -33,7 +33,7 @@ from client.query.conditions.bounds import (
     conjuncts_of,
     names_of,
 )
-from client.query.conditions.evaluate import Values, evaluate
+from client.query.conditions.evaluate import TokensUnknown, Values, evaluate
 from client.query.conditions.kinds import FLOAT, INT, HoleKind, hole_type
 from client.query.conditions.patterns import numerals_among
 from client.query.conditions.terms import Term, Value, rename_subject, written
@@ -56,7 +56,7 @@ class HolePlan:
 
     checks:      conditions on this and finished holes that masks do not enforce; evaluated when
                  this one is finished
-    deferred:    those that mention future holes, too; these will evaluate them
+    deferred:    conditions that mention future holes, too; they are used there
     value:       converts the hole's text to the value of its variable (an int, a list ...)
     """
 
@@ -73,7 +73,6 @@ class HolePlan:
 _MAX_STOPS = 4
 _MAX_STOP_LEN = 1000
 _UPPER = (where.Relation.LT, where.Relation.LE, where.Relation.EQ)
-_LOWER = (where.Relation.GT, where.Relation.GE, where.Relation.EQ)
 Parts = tuple[where.Expression, ...]
 
 
@@ -224,8 +223,6 @@ def enumerate_checks(
 
     checks: on finished holes and this one
     """
-    if checks and current.kind.name == INT.name:
-        parts = (*_numbers(parts), *parts)
     parts = listed(parts)
     if not parts or not isinstance(parts[0], where.OneOf) or len(parts[0].values) > _MAX_TRIED:
         return parts, tuple(checks)
@@ -240,36 +237,16 @@ def enumerate_checks(
     return (where.OneOf(texts), *parts[1:]), tuple(left)
 
 
-def _numbers(parts: Parts) -> Parts:
-    """The numbers between the bounds of the hole's value, if they are few."""
-    bounds = [
-        part
-        for part in parts
-        if isinstance(part, where.Compare) and part.measure is where.Measure.INT
-    ]
-    low = max((each.bound for each in bounds if each.relation in _LOWER), default=None)
-    high = min((each.bound for each in bounds if each.relation in _UPPER), default=None)
-    if low is None or high is None or high - low > _MAX_TRIED + 1:
-        return ()
-    texts = map(str, range(low, high + 1))
-    return (
-        where.OneOf(tuple(each for each in texts if all(holds(part, each) for part in bounds))),
-    )
-
-
 def _passing(term: Term, texts: Iterable[str], current: CurrentHole) -> tuple[str, ...] | None:
     """The texts that satisfy a term; None: unknown before the text is generated."""
     passing = []
     for each in texts:
         hole = current.kind.finished(each)
         try:
-            truth = evaluate(term, {**current.values, current.name: hole})
-        except ProgramFailed:
+            if evaluate(term, {**current.values, current.name: hole}):
+                passing.append(each)
+        except (ProgramFailed, TokensUnknown):
             return None
-        if truth is None:
-            return None
-        if truth:
-            passing.append(each)
     return tuple(passing)
 
 
@@ -280,7 +257,6 @@ def plan(
     finished: Values,
     stops: StopMode,
     refused: tuple[str, ...] = (),
-    is_decorated: bool = False,
 ) -> HolePlan:
     """The request of the hole `name`, and the checks that remain.
 
@@ -289,25 +265,20 @@ def plan(
     finished: the values of finished holes, or `Finished`, which holds their texts
               and tokens too
     refused:  texts of this hole that failed a check; they are excluded
-    is_decorated: decorators may change the value for conditions on later holes
     Raises BadCondition, Unsatisfiable, ProgramFailed.
     """
     others = {other: value for other, value in finished.items() if other != name}
     conjuncts = [part for term in terms for part in _conjuncts(term, name)]
     current = CurrentHole(name, hole_type(conjuncts, name, kind), others)
-    says = [_said(part, current, is_decorated) for part in conjuncts]
-    _refuse_nothing(conjuncts, says, name)
-    inexact = [part for part, said in zip(conjuncts, says, strict=True) if not said.is_exact]
     known = {name, *others}
-    parts, checks = enumerate_checks(
-        _parts(current.kind, says), [part for part in inexact if names_of(part) <= known], current
-    )
+    now = [part for part in conjuncts if names_of(part) <= known]
+    says = [bounds(part, current) for part in now]
+    _refuse_nothing(now, says, name)
+    inexact = [part for part, said in zip(now, says, strict=True) if not said.is_exact]
+    parts, checks = enumerate_checks(_parts(current.kind, says), inexact, current)
     made = hole_request(name, current.kind, parts, stops, refused)
-    return replace(
-        made,
-        checks=checks,
-        deferred=tuple(part for part in inexact if not names_of(part) <= known),
-    )
+    deferred = tuple(part for part in conjuncts if not names_of(part) <= known)
+    return replace(made, checks=checks, deferred=deferred)
 
 
 def _conjuncts(term: Term, name: str) -> tuple[Term, ...]:
@@ -315,12 +286,6 @@ def _conjuncts(term: Term, name: str) -> tuple[Term, ...]:
     parts = tuple(conjuncts_of(term))
     are_about = all(name in names_of(part) or not names_of(part) for part in parts)
     return parts if are_about else (term,)
-
-
-def _said(part: Term, current: CurrentHole, is_decorated: bool) -> Bounds:
-    """The bounds on this hole; open if a decorator may change the meaning of the part."""
-    is_later = not names_of(part) <= {current.name, *current.values}
-    return OPEN if is_later and is_decorated else bounds(part, current)
 
 
 def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str) -> None:

@@ -12,7 +12,6 @@ another clause. Behind a prompt, `where` and `distribution` are the prompt's own
 follows it are the program's. Keywords are told from variables of the same name, as in `where = 3`.
 """
 
-import keyword
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -219,8 +218,6 @@ class _Splitter:
                 "(a prompt's own `where` stands on the prompt's line)",
                 token,
             )
-        if token.begins:
-            self._check_word(index)
         stop, prompts = self._read_prompts(index)
         self._prompts.extend(prompts)
         end = self._tokens[stop - 1].end
@@ -250,26 +247,6 @@ class _Splitter:
 
     def _in_front(self, token: Token) -> str:
         return self._text.text[token.start - token.indent : token.start]
-
-    def _check_word(self, index: int) -> None:
-        """Raises if a line begins with an unknown clause, which is not valid Python."""
-        token = self._tokens[index]
-        is_known = keyword.iskeyword(token.text) or token.text in keyword.softkwlist
-        if token.kind != NAME or is_known:
-            return
-        behind = self._behind_brackets(index + 1)
-        if behind == len(self._tokens):
-            return
-        following = self._tokens[behind]
-        if following.begins:
-            # An indented block below a name belongs to a decoder, unless a prompt is before it.
-            is_clause = following.indent > token.indent and not self._prompts
-        elif following.kind == STRING:
-            is_clause = behind == index + 1
-        else:
-            is_clause = following.kind == NAME and not keyword.iskeyword(following.text)
-        if is_clause:
-            raise self._bad(_unknown(token.text), token)
 
     # Clauses
 
@@ -475,9 +452,3 @@ class _Splitter:
 
     def _bad(self, message: str, token: Token) -> BadProgram:
         return self._text.bad(message, SourceSpan(token.start, token.end))
-
-
-def _unknown(word: str) -> str:
-    close = get_close_matches(word.lower(), [*DECODERS, "from", "where", "distribute"], n=1)
-    hint = f"; did you mean `{close[0]}`?" if close else ""
-    return f"`{word}` is no decoder ({', '.join(DECODERS)}) and no clause{hint}"

@@ -13,16 +13,6 @@ contain constants.
 A text may assign the variables that it receives: `options = options.split(",")`. These are
 parameters with the received values as defaults.
 
-Finds holes that are the last ones of a run: no await can follow them.
-
-    "[X]"                       last
-    if X: "a [Y]"               last
-    else: "b [Z] c [W]"         Z is not, W is
-    while True: "[V]"           never: the loop may repeat it
-
-A hole is awaited, and so is everything else that could reach one. A missed one costs a request; a
-found one must be correct.
-
 The body is parsed with a 0 in place of each prompt, and the statements of the prompts take its
 place. Strings in functions and classes that the program defines are no prompts.
 
@@ -46,14 +36,11 @@ import ast
 import builtins
 import copy
 import inspect
-import linecache
 import re
 import sys
 import types
-import weakref
-import zlib
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,7 +54,6 @@ from typing import Any, TypeAlias
 from client.calls import MAX_VALUES
 from client.query.conditions import terms
 from client.query.conditions.kinds import kind_of
-from client.query.conditions.terms import OPERATORS
 from client.query.errors import BadCondition, BadProgram, Place, Source
 from client.query.program import (
     Condition,
@@ -111,8 +97,6 @@ from client.query.reading.text import Fragment, SourceSpan, Text, blank
 
 # A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
-# Expressions without effect: a string in one would be lost.
-_IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
 
 
 class Body:
@@ -165,8 +149,12 @@ class Body:
             case ast.Expr() if is_own and (found := self._string_at(node)) is not None:
                 offset, string = found
                 self._prompts[offset] = prompt_of(string, template_parts(self._text, string.value))
-            case ast.Expr() if is_own:
-                self._check_lost(node)
+            case ast.Expr() if is_own and _has_hole(node.value):
+                raise self._nodes.bad(
+                    "a prompt is strings alone: put values into it with braces, "
+                    "and choose between prompts with `if`",
+                    node,
+                )
             case ast.Yield() | ast.YieldFrom() if is_own:
                 raise self._nodes.bad("`yield` cannot stand in a program", node)
             case ast.Name():
@@ -185,17 +173,6 @@ class Body:
 
     # Checks
 
-    def _check_lost(self, statement: ast.Expr) -> None:
-        """Refuse a string with a hole in an unused expression: it was meant as a prompt."""
-        for node in _idle(statement.value):
-            match node:
-                case ast.Constant(value=str() as value) if HOLE.search(value):
-                    raise self._nodes.bad(
-                        "a prompt is strings alone: put values into it with braces, "
-                        "and choose between prompts with `if`",
-                        statement,
-                    )
-
     def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Refuse a prompt in a function, but in its docstring. Decorated ones may be queries."""
         for node in own_scope(function.body):
@@ -211,6 +188,16 @@ class Body:
                     "program itself, or in a query of their own",
                     found[1].span,
                 )
+
+
+def _has_hole(node: ast.AST) -> bool:
+    """Whether a string among the operands has one, or the string whose method is called."""
+    match node:
+        case ast.Constant(str() as value):
+            return HOLE.search(value) is not None
+        case ast.Call():
+            return isinstance(node.func, ast.Attribute) and _has_hole(node.func)
+    return any(map(_has_hole, ast.iter_child_nodes(node)))
 
 
 def statements_of(text: Text, layout: Layout) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -230,17 +217,6 @@ def _parsed(text: Text, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
         shown = Fragment(block.margin + code[start:end], offsets)
         made.extend(statements(text, shown))
     return made
-
-
-def _idle(value: ast.expr) -> Iterator[ast.expr]:
-    """The operands of an unused expression, and the string whose method it calls."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        yield value.func.value
-    elif isinstance(value, _IDLE):
-        for child in ast.iter_child_nodes(value):
-            if isinstance(child, ast.expr):
-                yield child
-                yield from _idle(child)
 
 
 def _offset_of(span: SourceSpan, text: Text) -> int:
@@ -290,14 +266,6 @@ class PlacedPrompts(ast.NodeTransformer):
                 return self._nodes.at(ast.Expr(value), string.span)
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """Give a class a qualified name as in a module: prompts may recall its instances."""
-        self.generic_visit(node)
-        named = ast.Assign([ast.Name("__qualname__", ast.Store())], ast.Constant(node.name))
-        behind = 0 if ast.get_docstring(node) is None else 1
-        node.body.insert(behind, self._nodes.at(named, self._nodes.span(node)))
-        return node
-
 
 def with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Return the value of a last statement that is an expression without effect."""
@@ -313,39 +281,21 @@ _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
 
 
 def mark_last(statements: Sequence[ast.stmt]) -> None:
-    """Mark the last holes of a rewritten body with `is_last`."""
-    _mark(statements, may_follow=False)
+    """Mark the hole of a rewritten body, outside of blocks, that no `await` follows.
 
-
-def _mark(statements: Sequence[ast.stmt], *, may_follow: bool) -> None:
+    Everything that could reach a hole is awaited.
+    """
     for statement in reversed(statements):
-        made = None if may_follow else _hole_of(statement)
-        if made is not None:
-            is_last = ast.copy_location(ast.Constant(True), made)
-            made.keywords.append(ast.copy_location(ast.keyword("is_last", is_last), made))
-        elif isinstance(statement, ast.If):
-            _mark(statement.body, may_follow=may_follow)
-            _mark(statement.orelse, may_follow=may_follow)
-        may_follow = may_follow or _may_await(statement)
-
-
-def _may_await(statement: ast.stmt) -> bool:
-    return any(isinstance(node, _AWAITING) for node in ast.walk(statement))
-
-
-def _hole_of(statement: ast.stmt) -> ast.Call | None:
-    """The call that makes the hole, of `X = await context.hole(...)`."""
-    match statement:
-        case ast.Assign(
-            value=ast.Await(
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id=str() as name), attr="hole"),
-                    args=[ast.Call() as made],
+        match statement:
+            case ast.Assign(
+                value=ast.Await(
+                    ast.Call(ast.Attribute(ast.Name(name), "hole"), [ast.Call() as made])
                 )
-            )
-        ) if name == CONTEXT:
-            return made
-    return None
+            ) if name == CONTEXT:
+                is_last = ast.copy_location(ast.Constant(True), made)
+                made.keywords.append(ast.copy_location(ast.keyword("is_last", is_last), made))
+        if any(isinstance(node, _AWAITING) for node in ast.walk(statement)):
+            return
 
 
 MAKE = "__tandem_make"
@@ -358,8 +308,6 @@ _WORD = re.compile(r"\w+")
 _WALRUS = re.compile(r"(\w+)\s*:=")
 # Python 3.12 and later need the names of type parameters.
 _EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
-# Words in programs that inspect names, or handle missing ones.
-_LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
 _Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
 # The name of the Context in programs, unless they bind it themselves.
 _CONTEXT_FOR_PEOPLE = "context"
@@ -439,7 +387,7 @@ class _PythonProgram:
         self.given = bound & (scope.given or frozenset())
         assigned = [_assigned(name, part.function) for name, part in conditions]
         self._functions: list[_Function] = [
-            self._program([*self._unbound([*assigned, *rewritten]), *assigned, *rewritten]),
+            self._program([*assigned, *rewritten]),
             *self._decoder(),
             *self._model(),
         ]
@@ -484,24 +432,6 @@ class _PythonProgram:
         condition = expression(self._text, fragment, "in the `where` clause")
         parts = clauses.conjuncts(condition)
         return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
-
-    def _unbound(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """Statements that read the names which nothing here binds, so that unknown ones raise
-        before any request. Not for programs that may inspect names."""
-        if _LOOKING.search(self._text.text):
-            return []
-        tree = ast.Module(list(body), [])
-        known = {
-            _CONTEXT_FOR_PEOPLE,
-            *names_bound_anywhere([*self._preamble, *body]),
-            *self._scope.parameters.parameters,
-            *(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)),
-        }
-        return [
-            ast.copy_location(ast.Expr(node), node)
-            for name, node in names_used(tree).items()
-            if name not in known and name.lower() not in OPERATORS and not name.startswith(CALLS)
-        ]
 
     def _program(self, body: list[ast.stmt]) -> ast.AsyncFunctionDef:
         span = self._whole()
@@ -717,7 +647,6 @@ def compile_program(text: Text, layout: Layout, scope: Scope, filename: str) -> 
     made = defined[MAKE](calls, terms, *(None for _ in names))
     functions = {each.__name__: _bound(each, scope, cells, given) for each in made}
     body = functions[_PROGRAM]
-    _shown(text.source, filename, body)
     decoder = functions.get(_DECODER)
     model = functions.get(_MODEL)
     return Program(
@@ -816,32 +745,18 @@ def _compiled(text: Text, module: ast.Module, filename: str) -> types.CodeType:
 
 
 def _by_own_names(code: types.CodeType) -> types.CodeType:
-    """The code with qualified names as in the program, for tracebacks."""
-    constants = (
-        _by_own_names(each) if isinstance(each, types.CodeType) else each for each in code.co_consts
-    )
+    """The code with qualified names as in the program, for tracebacks and prompts."""
+    constants: list[object] = []
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            each = _by_own_names(each)
+        # The name of a class is a constant of its body.
+        constants.append(_GENERATED.sub("", each) if isinstance(each, str) else each)
     own_name = _GENERATED.sub("", code.co_qualname)
     return code.replace(co_consts=tuple(constants), co_qualname=own_name)
 
 
 def filename_of(source: Source) -> str:
     """The file name of the source in tracebacks."""
-    if not source.name.startswith("<") and Path(source.name).is_file():
-        return source.name
-    return f"<{source.name.strip('<>')} {zlib.crc32(source.text.encode('utf-8', 'replace')):08x}>"
-
-
-def _shown(source: Source, filename: str, program: types.FunctionType) -> None:
-    """Make text without a file available to tracebacks, for the lifetime of the program."""
-    if not filename.startswith("<"):
-        return
-    lines = ["\n"] * (source.first_line - 1) + source.text.splitlines(keepends=True)
-    entry = (len(source.text), None, lines, filename)
-    linecache.cache[filename] = entry
-    weakref.finalize(program, _forget, filename, entry).atexit = False
-
-
-def _forget(filename: str, entry: tuple[object, ...]) -> None:
-    # Another program with the same text may have replaced the entry.
-    if linecache.cache.get(filename) is entry:
-        del linecache.cache[filename]
+    is_file = not source.name.startswith("<") and Path(source.name).is_file()
+    return source.name if is_file else f"<{source.name.strip('<>')}>"

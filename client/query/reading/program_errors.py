@@ -39,8 +39,7 @@ _IN_STRING = r"""(['"])(?:(?!\1).)*\[\s*{}\s*[\]:]"""
 def as_query_error(error: Exception, program: Program) -> QueryError:
     """Convert an exception to a QueryError: a QueryError gets a place if it has none, another one
     becomes a ProgramFailed with the exception as its cause."""
-    error = _as_raised(error)
-    place = place_of(error, program) or _called_wrongly(error, program)
+    place = place_of(error, program)
     if isinstance(error, QueryError):
         if error.source is None:
             error.source = program.source
@@ -71,27 +70,10 @@ def _helper(error: BaseException, program: Program) -> str | None:
     return f"{code.co_name} ({code.co_filename}:{helper.tb_lineno})"
 
 
-def _as_raised(error: Exception) -> Exception:
-    """Unwrap a StopIteration, which Python turns into a RuntimeError at a coroutine's end."""
-    cause = error.__cause__
-    is_made = str(error) == "coroutine raised StopIteration"
-    return cause if is_made and isinstance(cause, StopIteration) else error
-
-
 def place_of(error: BaseException, program: Program) -> Place | None:
     """The innermost place of an exception in the program; None: there is none."""
     found = _innermost(error, program)
     return None if found is None else _place(found, program)
-
-
-def _called_wrongly(error: Exception, program: Program) -> Place | None:
-    """The definition of a program that was called with wrong arguments and did not start."""
-    if not isinstance(error, TypeError) or not str(error).startswith(f"{program.name}() "):
-        return None
-    text = Text(program.source)
-    defined = re.search(rf"\bdef\s+{re.escape(program.name)}\b", text.text)
-    first_line = (0, text.offset(1, len(text.text)))
-    return text.place(SourceSpan(*(first_line if defined is None else defined.span())))
 
 
 def _innermost(error: BaseException, program: Program) -> TracebackType | None:

@@ -27,7 +27,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from client.query.conditions.patterns import FOLDS
 from client.query.conditions.terms import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading.clauses import Distribution, PromptText
@@ -45,10 +44,6 @@ from client.query.reading.nodes import (
 from client.query.reading.text import Fragment, SourceSpan, Text
 
 SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
-
-
-# A hole's name in brackets or braces.
-_IN_STRING = re.compile(r"(?:\[|\{)\s*([^\W\d]\w*)\s*[\]}]")
 
 
 _RELATIONS: dict[type[ast.cmpop], str] = {
@@ -121,21 +116,11 @@ class WhereClauses:
 
     def _check(self, condition: ast.expr) -> None:
         for node in ast.walk(condition):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self._check_string(node, node.value)
             for kind, shown in _REFUSED.items():
                 if isinstance(node, kind) and isinstance(node, ast.expr):
                     raise self._nodes.bad(f"{shown} cannot stand in a condition", node)
             if isinstance(node, ast.Call) and self._all_holes.isdisjoint(names_used(node)):
                 self._check_operator(node)
-
-    def _check_string(self, node: ast.Constant, value: str) -> None:
-        """Refuse what was meant as in a prompt; patterns and phrases have other brackets."""
-        for match in _IN_STRING.finditer(value):
-            # The parts of an f-string have braces of their own.
-            if match[1] in self._all_holes:
-                what = f"a condition's string is no prompt: `{match[0]}`"
-                raise self._nodes.bad(f"{what}; write {match[1]}, or an f-string", node)
 
     def _check_operator(self, call: ast.Call) -> None:
         """Refuse an operator without a hole, unless Python has a function of that name."""
@@ -169,27 +154,19 @@ class WhereClauses:
         return name.lower() if is_word and name.lower() in OPERATORS else None
 
     def _is_text(self, node: ast.expr) -> bool:
-        """Whether this is a hole, or a hole in lower or upper case."""
+        """Whether this is a hole, or a hole in lower case."""
         match node:
             case ast.Name(name):
                 return name in self._holes
-            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
-                return name in self._holes and attr in FOLDS
+            case ast.Call(ast.Attribute(ast.Name(name), "lower"), [], []):
+                return name in self._holes
         return False
 
     # Terms
 
     def _condition(self, node: ast.expr) -> ast.expr:
-        """Rewrite a condition. `a if t else b` becomes `t and a or not t and b`."""
         self._check_is_condition(node)
-        if not isinstance(node, ast.IfExp) or not self._named(node):
-            return self._rewritten(node)
-        span = self._nodes.span(node)
-        opposite = self._nodes.at(ast.UnaryOp(ast.Not(), node.test), self._nodes.span(node.test))
-        pairs = ((node.test, node.body), (opposite, node.orelse))
-        cases = (self._nodes.term("all_", span, *map(self._later, pair)) for pair in pairs)
-        later = (self._nodes.at(lambda_of((), case), span) for case in cases)
-        return self._nodes.term("any_", span, *later)
+        return self._rewritten(node)
 
     def _asks(self, node: ast.expr) -> bool:
         """Whether it has a hole, or one of our operators, which then is about a variable."""
@@ -322,12 +299,15 @@ class FixedText:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`{code}`, as in an f-string. `shows_code`: the text for `=`."""
+    """`{code}`, as in an f-string.
+
+    shown: an f-string of a 0 in place of the code, with its conversion and format
+    shows_code: the text for `=`
+    """
 
     code: Fragment
+    shown: Fragment
     span: SourceSpan
-    conversion: str | None = None
-    spec: tuple["FixedText | Recall", ...] | None = None
     shows_code: str = ""
 
 
@@ -411,50 +391,29 @@ class _Reader:
         if end is None:
             raise self._bad("'{' is never closed", start)
         code_end = end
-        shown = ""
-        code = self._chars[start + 1 : end]
-        if re.search(r"[^=!<>:]=\s*$", code):
-            code_end = start + 1 + code.rstrip().rindex("=")
-            shown = code
-        conversion = None
-        if self._chars[end] == "!":
-            conversion = self._chars[end + 1 : end + 2]
-            if conversion not in {"r", "s", "a"} or self._chars[end + 2 : end + 3] not in {
-                ":",
-                "}",
-            }:
-                raise self._bad("behind '!' comes r, s or a", end, end + 2)
-            end += 2
-        spec = None
-        if self._chars[end] == ":":
-            spec, end = self._spec(end + 1, start)
+        shows_code = ""
+        form_start = end
+        if re.search(r"[^=!<>:]=\s*$", self._chars[start + 1 : end]):
+            shows_code = self._chars[start + 1 : end]
+            code_end = start + 1 + shows_code.rstrip().rindex("=")
+        if self._chars[end] != "}":
+            end = self._find(end + 1, "}")
+            if end is None:
+                raise self._bad("'{' is never closed", start)
         if not self._chars[start + 1 : code_end].strip():
             raise self._bad(
                 "an expression is missing between '{' and '}'; write '{{}}' for the signs",
                 start,
                 end + 1,
             )
-        span = self._span(start, end + 1)
-        fragment = self._fragment(start + 1, code_end)
-        return Recall(fragment, span, conversion, spec, shown), end + 1
-
-    def _spec(self, index: int, start: int) -> tuple[tuple[FixedText | Recall, ...], int]:
-        """A format specification up to its '}'; it may recall values, too."""
-        made: list[FixedText | Recall] = []
-        begin = index
-        while index < len(self._chars):
-            char = self._chars[index]
-            if char not in "{}":
-                index += 1
-                continue
-            if begin < index:
-                made.append(FixedText(self._chars[begin:index], self._span(begin, index)))
-            if char == "}":
-                return tuple(made), index
-            recall, index = self._recall(index)
-            made.append(recall)
-            begin = index
-        raise self._bad("'{' is never closed", start)
+        form = self._fragment(form_start, end)
+        suffix = form.code or ("!r" if shows_code else "")
+        head = "rf'''{0"
+        before = [self._offsets[start]] * len(head)
+        behind = [self._offsets[end]] * (len(suffix) - len(form.code) + len("}'''"))
+        shown = Fragment(f"{head}{suffix}}}'''", [*before, *form.offsets, *behind])
+        code = self._fragment(start + 1, code_end)
+        return Recall(code, shown, self._span(start, end + 1), shows_code), end + 1
 
     # Holes
 
@@ -525,9 +484,6 @@ class _Reader:
 
     def _bad(self, message: str, start: int, end: int | None = None) -> BadProgram:
         return self._text.bad(message, self._span(start, start + 1 if end is None else end))
-
-
-_CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,15 +593,13 @@ class PromptRewriter:
         return ast.JoinedStr(values)
 
     def _recalled(self, recall: Recall) -> list[ast.expr]:
-        conversion = _CONVERSIONS.get(recall.conversion or "", -1)
-        if recall.shows_code and recall.spec is None and recall.conversion is None:
-            conversion = _CONVERSIONS["r"]
-        spec = None
-        if recall.spec is not None:
-            joined = self._joined(recall.spec)
-            spec = joined if isinstance(joined, ast.JoinedStr) else ast.JoinedStr([joined])
         code = plain_call(CALLS, "recalled", [self._read(recall.code, "in braces")])
-        value = self._nodes.at(ast.FormattedValue(code, conversion, spec), recall.span)
+        shown = expression(self._text, recall.shown, "in braces")
+        assert isinstance(shown, ast.JoinedStr)
+        (value,) = shown.values
+        assert isinstance(value, ast.FormattedValue)
+        value.value = code
+        self._nodes.at(value, recall.span)
         if not recall.shows_code:
             return [value]
         return [self._nodes.at(ast.Constant(recall.shows_code), recall.span), value]

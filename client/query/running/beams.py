@@ -71,7 +71,7 @@ async def branch_after(
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
-def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
+def beam_hole(at: AtHole) -> BeamHole:
     """The hole as a BeamHole, from its start."""
     call = at.call
     return BeamHole(
@@ -80,7 +80,7 @@ def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
         constraint=call.constraint,
         stop=call.stop,
         keeps_stop=call.keeps_stop,
-        is_last=is_last,
+        is_last=at.is_last,
     )
 
 
@@ -111,13 +111,7 @@ class Beam:
 
     async def decode(self, start: Start, sender: RequestSender) -> Sequence[TraceEnd]:
         """Fewer than n if the program has no more traces. Raises like argmax if it has none."""
-        search = _Search(self, sender)
-        found = await search.run(start)
-        if found is None:
-            # A hole was not the last one after all: let the server stop at every hole.
-            found = await _Search(self, sender, trusts_last=False).run(start)
-        assert found is not None, "traces that ended by their programs have ended"
-        return found
+        return await _Search(self, sender).run(start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +125,9 @@ class _Filled:
 class _Search:
     """Owner of one search's traces and their waiting runs."""
 
-    def __init__(self, beam: Beam, sender: RequestSender, *, trusts_last: bool = True) -> None:
+    def __init__(self, beam: Beam, sender: RequestSender) -> None:
         self._beam = beam
         self._sender = sender
-        self._trusts_last = trusts_last
         self._active: list[Branch] = []
         # Holes with a run that may be waiting.
         self._open: list[AtHole] = []
@@ -142,8 +135,8 @@ class _Search:
         self._failure: QueryError | None = None
         self._num_candidates: int | None = None
 
-    async def run(self, start: Start) -> Sequence[TraceEnd] | None:
-        """The results. None: a program did not end behind its supposedly last hole."""
+    async def run(self, start: Start) -> Sequence[TraceEnd]:
+        """The results."""
         try:
             self._keep(self._track(await branch_after(await start(0), self._sender)))
         except DEAD as error:
@@ -153,8 +146,7 @@ class _Search:
             await self._close_dropped()
         if not self._ended and self._failure is not None:
             raise no_tries_left(self._failure)
-        ended = await gather_or_cancel(_finish(trace) for _, trace in self._ended)
-        return None if None in ended else [each for each in ended if each is not None]
+        return await gather_or_cancel(_finish(trace) for _, trace in self._ended)
 
     async def _go_on(self) -> None:
         """Send one request and process its answer."""
@@ -186,7 +178,7 @@ class _Search:
         beam = self._beam
         return BeamsCall(
             width=beam.n,
-            holes=tuple(beam_hole(at, is_last=self._trusts_last and at.is_last) for at in ats),
+            holes=tuple(beam_hole(at) for at in ats),
             beams=tuple(
                 replace(branch.state, hole=numbers[id(branch.at)]) for branch in self._active
             ),
@@ -268,15 +260,10 @@ class _Search:
         del self._ended[self._beam.n :]
 
 
-async def _finish(trace: FinishedBranch | _Filled) -> TraceEnd | None:
-    """The ended trace, after its program got the last text; None: the program has not ended."""
+async def _finish(trace: FinishedBranch | _Filled) -> TraceEnd:
+    """The ended trace, after its program got the last text."""
     if isinstance(trace, FinishedBranch):
         return trace.trace
-    try:
-        ended = await trace.branch.answered(trace.text)
-    except DEAD:
-        return None
-    if isinstance(ended, TraceEnd):
-        return ended
-    await ended.close()
-    return None
+    ended = await trace.branch.answered(trace.text)
+    assert isinstance(ended, TraceEnd), "no hole follows the last one"
+    return ended

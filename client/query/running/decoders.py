@@ -1,13 +1,7 @@
 """Decoders by name, as functions for `decoder=` and as clauses of programs: `sample(n=2)`.
 
-Common options:
-    max_tokens  limit for each hole; None: what the model's context leaves
-    max_len     limit for all holes of a trace together
-    tries       the most requests of one hole, when checks fail on its text
-    stops       how a stop phrase ends a hole: "cut" drops the rest of a token behind it, "exact"
-                forbids tokens that run past it
-    normalised  whether distributions choose by the mean log-probability per token
-Raises ValueError with the option, its value and the rule.
+Their options are those of `Options`, `Sampling` and `Beam`. Raises ValueError with the option, its
+value and the rule.
 """
 
 import warnings
@@ -28,10 +22,6 @@ from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling, Sam
 
 # A decoding algorithm. Frozen; has no state between runs.
 Decoder: TypeAlias = IndependentTraces | Beam
-
-
-class OptionIgnored(UserWarning):
-    """An option of other systems that is ignored here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +50,9 @@ _OPTIONS: Mapping[str, Rule] = {
     "stops": ('"cut" or "exact"', lambda value: value in [mode.value for mode in StopMode]),
     "normalised": ("True or False", lambda value: isinstance(value, bool)),
 }
-# Options of other systems that are ignored or not supported.
+# Options of LMQL that change no results here, and that are not supported.
 _NEEDLESS = ("chunksize", "step_budget", "verbose", "openai_nonstop", "chunk_timeout", "cache")
 _UNSERVED = ("no_repeat_ngram_size",)
-
 
 _BEAM: Mapping[str, Rule] = {
     "length_penalty": _rule(NumberRule(-MAX_PENALTY, MAX_PENALTY)),
@@ -92,7 +81,7 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
         if option in _NEEDLESS:
             continue
         if option in _UNSERVED:
-            warnings.warn(f"`{option}` is not served and ignored", OptionIgnored, stacklevel=2)
+            warnings.warn(f"`{option}` is not served and ignored", stacklevel=2)
         elif option == "temperature" and name != "sample" and value:
             raise ValueError(f"`{name}` does not draw, so it has no temperature. Given: {value!r}")
         elif option in rules:

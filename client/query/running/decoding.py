@@ -152,8 +152,9 @@ class Options:
     sampling:   its seed is that of trace 0; trace i has seed + i
     max_tokens: limit for each hole; None: what the model's context leaves
     max_len:    limit for all holes of a trace together; None: as above
-    tries:      the most requests of one hole
-    stops:      how stop phrases end a hole: cut or exact
+    tries:      the most requests of one hole, when checks fail on its text
+    stops:      how a stop phrase ends a hole: "cut" drops the rest of a token behind it, "exact"
+                forbids tokens that run past it
     normalised: distributions choose by the mean log-probability per token
     """
 

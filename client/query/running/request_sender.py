@@ -17,9 +17,9 @@ from client.calls import (
     ScoreCall,
     Scores,
 )
-from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
+from client.errors import ConstraintRefused, Refused, ServerFailed, TandemError
 from client.query.conditions.terms import rename_subject
-from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
+from client.query.errors import BadCondition, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.decoding import (
     HoleAnswer,
     PromptPart,
@@ -45,7 +45,6 @@ _MEANINGLESS = ("malformed", "not_enforced")
 _BROKEN_OFF = ("deadline", "cancelled")
 # The interval of reports while holes are being filled.
 _VIEW_S = 0.1
-_PROMPT = re.compile(r"(?:holes\[\d+\]\.)?text")
 _HOLE = re.compile(r"holes\[(\d+)\]")
 
 
@@ -168,28 +167,14 @@ def ended(trace: int, prompt_parts: PromptParts) -> State:
 
 
 def _point(at: AtHole, error: TandemError) -> None:
-    """Convert a refused constraint to an error of the hole's conditions, and a refused empty prompt
-    to an error of the program.
+    """Convert a refused constraint to an error of the hole's conditions.
 
     Other errors get a note with the hole.
     """
-    if (
-        isinstance(error, InvalidRequest)
-        and _is_prompt(error.field)
-        and not text_of(at.prompt_parts)
-    ):
-        what = f"nothing stands in front of [{at.hole.name}], and the model has no token that"
-        message = f"{what} begins a text: put a prompt there"
-        raise BadProgram(message, at.hole.place, at.source) from error
     if not isinstance(error, ConstraintRefused):
         error.add_note(str(QueryError(f"asked for [{at.hole.name}]", at.hole.place, at.source)))
         return
     raise _refusal(at, error) from error
-
-
-def _is_prompt(field: str | None) -> bool:
-    """Whether a field is the prompt of a hole, also in a search."""
-    return field is not None and _PROMPT.fullmatch(field) is not None
 
 
 def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:

@@ -16,8 +16,8 @@ Each run converts texts to new values, so that modifying one in place does not a
 A trace at a hole keeps its suspended run. The first answer resumes that run; every further one
 replays the log. So argmax runs a body once, and a fork costs one replay without requests.
 
-A run that is closed while it waits ends by a CancelledError. One that catches it and asks for a
-hole again is broken off.
+A run that is closed while it waits ends by a CancelledError. One that then asks for a hole is
+broken off.
 
 A CallContext is the Context of a body: one call of a program within a run. A nested query gets one
 of its own in the same run: its holes continue the prompt, its variables and conditions are
@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
 from client.calls import GenerateCall, ScoreCall
-from client.query.conditions.bounds import names_of
+from client.query.conditions.bounds import conjuncts_of, names_of
 from client.query.conditions.evaluate import Finished, evaluate
 from client.query.conditions.planner import HolePlan, StopMode, plan
 from client.query.conditions.terms import Term, Value, written
@@ -75,7 +75,7 @@ class LogEntry:
 
     prompt_before:   the prompt at the hole
     value:           as in HolePlan
-    deferred_checks: the call's checks for later holes
+    deferred_checks: the call's conditions for later holes
     """
 
     finished: FinishedHole
@@ -121,8 +121,7 @@ class Execution:
         # An error that occurred while waiting at a hole.
         self._fault: BadProgram | None = None
         self._is_closed = False
-        self._has_left = False
-        # Set where a closed run asks for a hole again.
+        # Set where a closed run asks for a hole.
         self._goes_on: asyncio.Future[None] = loop.create_future()
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
@@ -188,6 +187,10 @@ class Execution:
         self, hole: Hole, source: Source, reached: Callable[[], HoleReached]
     ) -> LogEntry:
         """The entry of the hole: from the log, or from `fill`."""
+        if self._is_closed:
+            if not self._goes_on.done():
+                self._goes_on.set_result(None)
+            await self._wait_forever()
         if self._known:
             entry = self._known.popleft()
             if entry.finished.name != hole.name:
@@ -217,20 +220,6 @@ class Execution:
             self._reached.set_exception(error)
         await self._wait_forever()
 
-    # For the program, after it was closed
-
-    async def on_hole(self) -> None:
-        """Raises CancelledError at the first hole of a closed run. A program that asks for another
-        one has swallowed it, and is broken off there."""
-        if not self._is_closed:
-            return
-        if self._has_left:
-            if not self._goes_on.done():
-                self._goes_on.set_result(None)
-            await self._wait_forever()
-        self._has_left = True
-        raise asyncio.CancelledError("its run was closed")
-
     async def _wait_forever(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody wakes an aborted run")
@@ -249,10 +238,6 @@ CLOSING_S = 10.0
 _BROKEN_OFF_S = 0.1
 
 
-class CancellationSwallowed(RuntimeWarning):
-    """Code that a program awaits continues after the program's run was cancelled."""
-
-
 async def end(
     task: asyncio.Task[Any],
     within_s: float = CLOSING_S,
@@ -268,10 +253,10 @@ async def end(
         awaited: set[asyncio.Future[Any]] = {task} if goes_on is None else {task, goes_on}
         await asyncio.wait(awaited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            what = "code goes on after its run was cancelled, and is broken off; who swallows"
-            where = _frames_of(task.get_coro())
-            message = f"a program's {what} CancelledError? It stands in {where}"
-            warnings.warn(message, CancellationSwallowed, stacklevel=2)
+            what = "a program goes on after its run was cancelled, and is broken off"
+            warnings.warn(
+                f"{what}: something swallows CancelledError", RuntimeWarning, stacklevel=2
+            )
     finally:
         if not task.done():
             # GeneratorExit is raised in its coroutine, and the task woken up, which then ends.
@@ -283,15 +268,6 @@ async def end(
     await asyncio.wait({task}, timeout=_BROKEN_OFF_S)
     if task.done() and not task.cancelled():
         task.exception()  # else Python would log it
-
-
-def _frames_of(awaiting: Any) -> str:
-    """Where a coroutine waits: it, and the coroutines that it awaits."""
-    frames = []
-    while (frame := getattr(awaiting, "cr_frame", None)) is not None:
-        frames.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
-        awaiting = awaiting.cr_await
-    return " > ".join(frames)
 
 
 def other_prompt(hole: Hole, source: Source) -> BadProgram:
@@ -310,7 +286,6 @@ def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) ->
             reached.values,
             StopMode(options.stops),
             refused,
-            is_decorated=bool(reached.hole.decorators),
         )
         # The values of a distribution are judged one by one, without a mask.
         is_choice = reached.hole.support is not None
@@ -380,8 +355,9 @@ def _is_allowed(reached: HoleReached, plan: HolePlan, text: str) -> bool:
         return False
     made = Finished(value, text, has_tokens=False)
     values = {**reached.values, reached.hole.name: made}
+    parts = (part for term in _terms(reached) for part in conjuncts_of(term))
     try:
-        return all(evaluate(term, values) is not False for term in _terms(reached))
+        return all(evaluate(part, values) for part in parts if names_of(part) <= values.keys())
     except QueryError as error:
         locate(error, reached.hole.place, reached.source)
         raise
@@ -395,7 +371,7 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
     made = Finished(value, answer.text, answer.num_tokens)
     values = {**reached.values, hole.name: made}
     for check in plan.checks:
-        _judged(check, values, hole, source)
+        _judge(check, values, hole, source)
     return LogEntry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
         prompt_before=reached.prompt_parts,
@@ -404,19 +380,18 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
     )
 
 
-def _judged(check: Term, values: Mapping[str, object], hole: Hole, source: Source) -> bool | None:
-    """Whether the check holds; None: it is about later holes, too. Raises Rejected if it fails."""
+def _judge(check: Term, values: Mapping[str, object], hole: Hole, source: Source) -> None:
+    """Raises Rejected if the check fails."""
     try:
-        truth = evaluate(check, values)
+        is_kept = evaluate(check, values)
     except QueryError as error:
         locate(error, hole.place, source)
         raise
-    if truth is False:
+    if not is_kept:
         made = values[hole.name]
         assert isinstance(made, Finished)
         what = f"`{written(check)}` does not hold: [{hole.name}] is {shortened(made.value)}"
         raise Rejected(what, made.value, hole.place, source)
-    return truth
 
 
 def _left(reached: HoleReached, plan: HolePlan) -> tuple[Term, ...]:
@@ -491,7 +466,6 @@ class CallContext:
 
     async def hole(self, hole: Hole) -> Any:
         """Fill a hole; returns the value of its variable."""
-        await self._run.on_hole()
         if isinstance(hole.kind, Subquery):
             return await self._nested(hole, hole.kind)
         self._run.transcript.answer_now()
@@ -577,13 +551,17 @@ class CallContext:
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
         """Check the conditions on a nested query's value, which no mask enforces."""
         values = {**self.values, hole.name: Finished(value, text, has_tokens=False)}
-        every = (*self._deferred_checks, *terms)
-        about = [check for check in every if hole.name in names_of(check)]
         left = [check for check in self._deferred_checks if hole.name not in names_of(check)]
-        for check in about:
+        for check in (
+            part for each in (*self._deferred_checks, *terms) for part in conjuncts_of(each)
+        ):
+            if hole.name not in names_of(check):
+                continue
+            if not names_of(check) <= values.keys():
+                left.append(check)
+                continue
             try:
-                if _judged(check, values, hole, self._source) is None:
-                    left.append(check)
+                _judge(check, values, hole, self._source)
             except QueryError as error:
                 await self._abort(error, hole)
         self._deferred_checks = tuple(left)
@@ -755,8 +733,10 @@ class AtHole:
         self.prompt_parts = reached.prompt_parts
         self.has_outer_conditions = reached.has_outer_conditions
         self.plan, self.call, self.score_call = traces.at(reached, index, log, refused)
-        # If a check fails, the hole may be requested again.
-        self.is_last = reached.is_last and not self.plan.checks
+        constraint = self.call.constraint
+        is_json = constraint is not None and constraint.type == "json"
+        # If a check fails, or a type's own code, the hole may be requested again.
+        self.is_last = reached.is_last and not self.plan.checks and not is_json
 
     def refusing(self, texts: Sequence[str]) -> "AtHole":
         """The same hole without these texts. Raises Unsatisfiable if no text is left."""

@@ -264,21 +264,6 @@ async def test_a_decoder_may_be_given_by_its_name() -> None:
         shout.using(decoder=sample)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("before", "asked"), [("a", ["q"]), ("b", "len(X) < 3"), ("c", ["r"])])
-async def test_a_condition_may_depend_on_another(before: str, asked: object) -> None:
-    text = (
-        '"[X][Y]" where X in ["a", "b", "c"] and '
-        '(Y == "q" if X == "a" else len(Y) < n if X == "b" else Y == "r")'
-    )
-    model = ScriptedModel(lambda prompt: [before, "q", "rr", "r"])
-
-    await run(text, {"n": 3}, model=model)
-
-    constraint = model.generate_calls[1].constraint
-    assert constraint is not None
-    assert constraint.value == asked
-
-
 def test_a_program_in_a_docstring_with_code_behind_it_is_refused() -> None:
     def both():  # type: ignore[no-untyped-def]
         """
@@ -411,17 +396,10 @@ def test_a_method_has_no_self_where_its_object_has_it() -> None:
     assert Person().greeted("Ann").prompt == "Hello Ann: 3"
 
 
-def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:
-    with pytest.raises(ProgramFailed) as caught:
+def test_wrong_arguments_are_told_without_the_context() -> None:
+    with pytest.raises(ProgramFailed, match=r"^TypeError: said\(\) missing .* argument: 'word'$"):
         said()  # type: ignore[call-arg]
-    line = inspect.getsourcelines(said)[1] + 1
-
-    assert str(caught.value).split("\n") == [
-        f"{__file__}:{line}:1: TypeError: said() missing a required argument: 'word'",
-        "    def said(word: str) -> str:  # type: ignore[empty-body]",
-        "    ^^^^^^^^",
-    ]
-    with pytest.raises(ProgramFailed, match=r"test_functions\.py:\d+:5: TypeError: greeted\(\)"):
+    with pytest.raises(ProgramFailed, match=r"^TypeError: greeted\(\)"):
         Person().greeted()  # type: ignore[call-arg]
     with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: said\(\) missing"):
         run_sync('"[X: said]"', {"said": said}, model=THREE)
@@ -433,7 +411,7 @@ def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
         ask()
     with pytest.raises(ProgramFailed, match=r"<template>\(\) missing a required argument: 'b'"):
         ask.run_sync(a=1)
-    with pytest.raises(ProgramFailed, match=r"^<template>:1:1: TypeError: .* argument 'c'"):
+    with pytest.raises(ProgramFailed, match=r"TypeError: .* argument 'c'"):
         ask(a=1, b=2, c=3)
     with pytest.raises(ProgramFailed, match="missing a required argument: 'a'"):
         F("a [X]", "len(X) < a", model=THREE)()

@@ -1,8 +1,6 @@
 """What goes wrong as users see it: what they are told, and what they see of its way."""
 
 import copy
-import gc
-import linecache
 import pickle
 import re
 import traceback
@@ -38,8 +36,8 @@ NAMES = [
     ('argmax\n "[X]"\nfrom gpt2', "the name of a model is a string", "gpt2"),
 ]
 CALLS = [
-    ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", "stopsat"),
-    ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word"),
+    ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", 'stopsat(X, ".")'),
+    ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word(X)"),
     ('"[X]" where words(X)[0] == "a"', "`words` is an operator of conditions", "words(X)[0]"),
     ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
     ('def f(): pass\n"[X: f(1)]"', "TypeError: f() takes 0 positional arguments", "f(1)"),
@@ -59,47 +57,6 @@ async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
     assert under_caret(caught.value) == marked
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "marked"),
-    [
-        ('"[X]"\n"[Y]" where chek(Y)', "'chek' is not defined; did you mean `check`?", "chek"),
-        ('"[X]"\n"[Y]"\nwhere len(X) < 3 and Y in lsit(X)', "did you mean `list`?", "lsit"),
-        ('"[X]"\n"[Y]"\nwhere Y in limits or len(Y) < limit', "'limits' is not", "limits"),
-        ('"[X]"\n"{limt} [Y]"', "did you mean `limit`?", "limt"),
-        ('"[X]"\n"[Y: itn]"', "did you mean `int`?", "itn"),
-        ('"[X]"\n"[@chek Y]"', "did you mean `check`?", "chek"),
-        ('"[X]"\nif X: "[Y]" where len(wrods(Y)) < 3', "did you mean `words`?", "wrods"),
-    ],
-)
-async def test_a_name_that_nobody_can_know_is_told_before_any_request(
-    text: str, message: str, marked: str
-) -> None:
-    model = ScriptedModel(lambda prompt: ["a"])
-    with pytest.raises(ProgramFailed) as caught:
-        await run(text, {"check": bool, "limit": 4}, model=model)
-
-    assert message in caught.value.message
-    assert under_caret(caught.value) == marked
-    assert model.calls == []
-
-
-async def test_a_name_that_the_program_binds_before_its_condition_is_known_then() -> None:
-    text = """
-"[X]"
-import math
-limit = 0
-def most():
-    nonlocal limit
-    limit = math.floor(4.5)
-    return limit
-"{(width := 3)} {width}"
-"[Y]" where len(Y) < width and len(Y) < most() and len(Y) < limit and len(Y) < math.pi
-"""
-    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
-
-    assert result["Y"] == "a"
-
-
 async def test_a_method_that_no_text_has_is_told_with_the_one_that_is_meant() -> None:
     message = r"no attribute 'starts_with'.*did you mean `startswith"
     with pytest.raises(ProgramFailed, match=message):
@@ -111,13 +68,6 @@ async def test_a_value_may_have_other_methods_than_a_text() -> None:
     result = await run(text, model=ScriptedModel(lambda prompt: ["7"]))
 
     assert (result["X"], result["Y"]) == (7, 7)
-
-
-async def test_a_name_that_a_program_looks_for_may_be_missing() -> None:
-    text = '"[X]"\nif "extra" in globals(): "{extra}"\ntry: "{extra}"\nexcept NameError: "none"'
-    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
-
-    assert result.prompt == "anone"
 
 
 async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
@@ -140,14 +90,6 @@ async def test_what_a_library_raises_is_the_programs_fault_alone() -> None:
         await run('import json\njson.loads("{")', model=ScriptedModel(list))
 
     assert not hasattr(caught.value, "__notes__")
-
-
-async def test_an_iterator_that_is_empty_is_told_where_it_is() -> None:
-    with pytest.raises(ProgramFailed) as caught:
-        await run("x = 1\nnext(iter([]))", model=ScriptedModel(lambda prompt: ["a"]))
-
-    assert caught.value.message == "StopIteration"
-    assert under_caret(caught.value) == "next(iter([]))"
 
 
 @pytest.mark.parametrize(
@@ -177,17 +119,9 @@ async def test_an_option_that_a_decoder_lacks_brings_the_one_that_was_meant() ->
         await run('argmax(temprature=1)\n "[X]"', model=ScriptedModel(lambda prompt: ["a"]))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('"[X]" where X.isdigit', "`X.isdigit` is a method, which has to be called"),
-    ],
-)
-async def test_a_condition_that_means_nothing_brings_one_that_does(text: str, message: str) -> None:
-    with pytest.raises(BadCondition) as caught:
-        await run(text, model=ScriptedModel(lambda prompt: ["a"]))
-
-    assert message in caught.value.message
+async def test_a_condition_that_means_nothing_brings_one_that_does() -> None:
+    with pytest.raises(BadCondition, match=r"`X\.isdigit` is a method, which has to be called"):
+        await run('"[X]" where X.isdigit', model=ScriptedModel(lambda prompt: ["a"]))
 
 
 async def test_a_condition_may_stand_in_front_of_the_prompts() -> None:
@@ -292,7 +226,8 @@ def test_a_cause_shows_the_programs_own_lines() -> None:
     cause = caught.value.__cause__
     assert cause is not None
     shown = traceback.extract_tb(cause.__traceback__)
-    assert [frame.line for frame in shown] == ["helper()", 'raise KeyError("no")']
+    assert (shown[0].filename, shown[0].lineno) == ("<query>", 2)
+    assert shown[1].line == 'raise KeyError("no")'
 
 
 def test_causes_that_go_round_are_gone_round_once() -> None:
@@ -304,25 +239,6 @@ def test_causes_that_go_round_are_gone_round_once() -> None:
 
     assert caught.value is error
     assert error.__cause__ is cause
-
-
-async def test_texts_are_shown_to_tracebacks_for_as_long_as_their_programs_are_there() -> None:
-    def num_shown() -> int:
-        gc.collect()
-        return sum("known as" in "".join(linecache.getlines(name)) for name in _texts_shown())
-
-    programs = [read(f'# a text that is known as {number}\n"[X]"') for number in range(3)]
-    again = read(programs[0].source.text)
-    assert num_shown() == 3
-
-    del programs
-    assert num_shown() == 1
-    del again
-    assert num_shown() == 0
-
-
-def _texts_shown() -> list[str]:
-    return [name for name in linecache.cache if name.startswith("<query")]
 
 
 async def test_results_and_errors_go_to_other_processes() -> None:

@@ -23,7 +23,7 @@ from client.query import (
 from client.query.api import RunOptions
 from client.query.reading.reader import read
 from client.query.running.backtracking import IndependentTraces
-from client.query.running.decoders import OptionIgnored, decoding
+from client.query.running.decoders import decoding
 from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.frames import BeamsFields
@@ -76,7 +76,7 @@ def test_an_option_that_breaks_its_rule_is_refused(
 
 
 def test_what_is_not_served_is_told_and_ignored() -> None:
-    with pytest.warns(OptionIgnored, match="no_repeat_ngram_size"):
+    with pytest.warns(UserWarning, match="no_repeat_ngram_size"):
         assert decoding("sample", (), {"no_repeat_ngram_size": 3}).options == sample().options
 
 
