@@ -172,7 +172,10 @@ while True:
         running = asyncio.create_task(run(text, model=served))
         await _until_running(server, 1)
         running.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with (
+            pytest.raises(asyncio.CancelledError),
+            pytest.warns(RuntimeWarning, match="is broken off"),
+        ):
             await running
         await _until_running(server, 0)
 
@@ -218,7 +221,7 @@ def value_of(server: RunningServer, hole: str, where: str, **names: object) -> o
             lambda text: text.count("e") % 2 == 0 and len(text) < 9,
         ),
         (
-            '"fox" in X.lower() and X.upper().startswith("A") and "e" not in X.lower()',
+            '"fox" in X.lower() and X.lower().startswith("a") and "e" not in X.lower()',
             lambda text: "fox" in text.lower() and text[0] in "aA" and "e" not in text.lower(),
         ),
     ],
@@ -281,9 +284,7 @@ def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
 
 
 def test_lengths_that_sum_up_over_holes_take_one_request_for_each(server: RunningServer) -> None:
-    text = (
-        'argmax\n    "A fox[A] and a goat[B]."\nwhere len(A) + len(B) == 9 and 9 < 2 * len(A) <= 18'
-    )
+    text = 'argmax\n    "A fox[A] and a goat[B]."\nwhere len(B) == 9 - len(A) and 4 < len(A) <= 9'
     result = run_sync(text, model=server.url)
 
     lengths = [len(str(result[name])) for name in "AB"]
