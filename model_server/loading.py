@@ -329,7 +329,7 @@ def _load_grouped(
             max_error = MAX_ERRORS[checked.dtype]
             # On CPUs what is in groups stays so.
             if device.type == "cpu" and parameters.has_groups:
-                max_error = max(max_error, MAX_GROUPED_ERRORS[settings.activation_bits])
+                max_error = MAX_GROUPED_ERRORS[checked.dtype]
     if seeing.may_see:
         _begin_seeing(settings, checked, recipe, parameters, device, seeing)
     executor = load_grouped(
@@ -342,6 +342,9 @@ def _load_grouped(
         max_error=max_error,
         kept=_kept_evidence(settings, checked),
     )
+    if max_error is not None:
+        # What an image's logits are held to was computed in the weights' dtype.
+        max_error = max(max_error, MAX_ERRORS[checked.dtype])
     seeing.end(executor, settings.device, max_error)
     return executor
 

@@ -25,6 +25,7 @@ PARTS: Mapping[str, Part] = {
     "tests": parts.tests,
     "speed": parts.speed,
     "serving": parts.serving,
+    "adapters": parts.adapters,
     "peer": parts.peer,
 }
 

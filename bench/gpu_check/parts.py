@@ -1,4 +1,4 @@
-"""The parts of the check: machine, tests, speed, serving, and transformers' own batching."""
+"""The parts of the check: machine, tests, speed, serving, adapters, transformers' own batching."""
 
 import importlib.metadata
 import re
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import transformers
@@ -35,6 +36,7 @@ from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.step import SequenceStep, StateStep, StepInputs
 from proto.contract import FinishReason, NewSequence, OutputConstraint, SamplingParams, StopParams
+from tests.model_server import lora_folders
 
 _ROOT = Path(__file__).parents[2]
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -62,6 +64,9 @@ _SHAPE = "Llama 3 8B"
 _WITH_PROMPTS = (_SHAPE, "Qwen3.5 9B")
 _DEMO = Path(models.demo.__path__[0])
 _NUM_IDLE_STEPS = 50
+_WITH_ADAPTERS = (Load(1, 1024), Load(8, 1024), Load(32, 1024))
+_MAX_WITH_ADAPTER = {1: 1.12, 8: 1.15, 32: 1.2}
+_LORA_RANK = 16
 _WORDS = OutputConstraint(ConstraintSpec(Kind.REGEX, "([a-z]+ )+"))
 _PROMPT_LEN = 64
 _NUM_NEW = 128
@@ -297,6 +302,53 @@ def _constrained(server: Server, load: Load, sizes: Sizes) -> list[Row]:
     wanted = None if sizes.is_rehearsal else 0.97
     name = f"{_SHAPE}, batch {load.batch_size}: constrained against free"
     return [Row(name, free_s / constrained_s, "x", wanted)]
+
+
+def adapters(sizes: Sizes) -> list[Row]:
+    """What LoRA adapters cost: steps that could have one, decode steps and a prompt with one.
+
+    An adapter of all products, the same for every row.
+    """
+    loads = _TINY_DECODES if sizes.is_rehearsal else _WITH_ADAPTERS
+    prompt_len = 64 if sizes.is_rehearsal else 2048
+    max_batch_size = max(load.batch_size for load in loads)
+    free_memory(sizes)
+    with served(_SHAPE, sizes, max_batch_size) as server:
+        bare_s = {load: server.median_step_s(load) for load in loads}
+    free_memory(sizes)
+    rows = []
+    with (
+        TemporaryDirectory() as folder,
+        served(_SHAPE, sizes, max_batch_size, max_loras=2) as server,
+    ):
+        path = lora_folders.save(Path(folder, "lora"), server.adaptable, rank=_LORA_RANK)
+        server.runner.load_adapter(1, server.runner.read_adapter(1, path))
+        for load in loads:
+            name = f"{_SHAPE}, batch {load.batch_size} at {load.context_len}"
+            without_s = server.median_step_s(load)
+            with_s = server.median_step_s(load, adapter_id=1)
+            most = None if sizes.is_rehearsal else _MAX_WITH_ADAPTER[load.batch_size]
+            idle = None if sizes.is_rehearsal else 1.02
+            rows += [
+                Row(f"{name}: step where there are adapters", without_s * 1e3, "ms"),
+                Row(
+                    f"{name}: to one where there are none",
+                    without_s / bare_s[load],
+                    "x",
+                    idle,
+                    True,
+                ),
+                Row(f"{name}: step with an adapter of rank {_LORA_RANK}", with_s * 1e3, "ms"),
+                Row(f"{name}: to one without", with_s / without_s, "x", most, True),
+            ]
+        blocks = range(-(-prompt_len // server.model.block_size))
+        prompts_s = [
+            _steps_s(server, [SequenceStep((5,) * prompt_len, 0, blocks, adapter=place)], sizes, 5)
+            for place in (None, 0)
+        ]
+        name = f"{_SHAPE}, prompt of {prompt_len}: with an adapter to without"
+        rows.append(Row(name, prompts_s[1] / prompts_s[0], "x"))
+    return rows
 
 
 def _out_of_memory(server: Server, sizes: Sizes) -> list[Row]:

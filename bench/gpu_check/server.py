@@ -14,10 +14,11 @@ from transformers import LlamaConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeCo
 
 from bench.gpu_check.rows import Sizes
 from model_server import zoo
+from model_server.adapter import LinearShapes
 from model_server.engine.distributed import World
 from model_server.engine.first_rank import StepInFlight
 from model_server.engine.runner import Runner
-from model_server.executor.dense_cuda import build_dense_cuda
+from model_server.executor.dense_cuda import DenseCuda, build_dense_cuda
 from model_server.executor.device_weights import Partition
 from model_server.executor.executor import PagedModel
 from model_server.loading import new_sampler
@@ -124,12 +125,12 @@ def config_of(shape: str, sizes: Sizes) -> Any:
     return type(config)(**_TINY, **_TINY_MORE.get(type(config), {}))
 
 
-def random_model(config: Any, device: torch.device) -> PagedModel:
-    """A model of random bfloat16 weights by its recipe, as loading makes it of a checkpoint."""
+def random_executor(config: Any, device: torch.device, max_loras: int = 0) -> DenseCuda:
+    """An executor of random bfloat16 weights by its recipe, as loading makes it of a checkpoint."""
     recipe = read_recipe(config, trust_remote_code=False)
     empty = zoo.build_empty(config, trust_remote_code=False).module
     parameters = _random_parameters(empty, device)
-    executor = build_dense_cuda(
+    return build_dense_cuda(
         recipe,
         torch.bfloat16,
         device,
@@ -137,17 +138,8 @@ def random_model(config: Any, device: torch.device) -> PagedModel:
         None,
         parameters,
         _tables(recipe, empty, config, device),
+        max_loras=max_loras,
         release=parameters.__delitem__,
-    )
-    return PagedModel(
-        executor,
-        model_type=config.model_type,
-        dtype=torch.bfloat16,
-        device=device,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        window_len=None,
-        eos_token_ids=(),
     )
 
 
@@ -191,13 +183,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Server:
-    """A random model and its runner."""
+    """A random model and its runner. `adaptable`: the layers that adapters may change."""
 
     config: Any
     model: PagedModel
     runner: Runner
+    adaptable: LinearShapes
 
-    def enter(self, load: Load, num_steps: int, constraint: OutputConstraint | None = None) -> None:
+    def enter(
+        self,
+        load: Load,
+        num_steps: int,
+        constraint: OutputConstraint | None = None,
+        adapter_id: int | None = None,
+    ) -> None:
         """Enter a batch that decodes for so many steps; contexts are zeros, read as any others.
 
         A state stands behind tokens that are computed: prompts of such a model, one by one.
@@ -212,7 +211,7 @@ class Server:
                 self.runner.step([replace(one, state_ids=(2 * index, 2 * index + 1))])
             return
         new = [
-            new_sequence(index, start_len, 1, num_steps + 1, block_size, constraint)
+            new_sequence(index, start_len, 1, num_steps + 1, block_size, constraint, adapter_id)
             for index in range(load.batch_size)
         ]
         self.runner.step(new)
@@ -243,9 +242,14 @@ class Server:
             if generation.error is not None:
                 raise RuntimeError(f"request {generation.request_id}: {generation.error}")
 
-    def median_step_s(self, load: Load, constraint: OutputConstraint | None = None) -> float:
+    def median_step_s(
+        self,
+        load: Load,
+        constraint: OutputConstraint | None = None,
+        adapter_id: int | None = None,
+    ) -> float:
         """Of a batch's decode steps, after a few that do not count."""
-        self.enter(load, _NUM_WARM + _NUM_STEPS, constraint)
+        self.enter(load, _NUM_WARM + _NUM_STEPS, constraint, adapter_id)
         self.decode(_NUM_WARM)
         return statistics.median(self.decode(_NUM_STEPS))
 
@@ -270,6 +274,7 @@ def new_sequence(
     num_new: int,
     block_size: int,
     constraint: OutputConstraint | None = None,
+    adapter_id: int | None = None,
 ) -> NewSequence:
     """One of many that makes so many tokens; what is before the chunk counts as cached."""
     num_blocks = -(-(prompt_len + num_new + 1) // block_size)
@@ -283,6 +288,7 @@ def new_sequence(
         sampling=SamplingParams(),
         stop=StopParams(max_new_tokens=num_new, ignore_eos=True),
         constraint=constraint,
+        adapter_id=adapter_id,
     )
 
 
@@ -292,10 +298,22 @@ def served(
     sizes: Sizes,
     max_batch_size: int,
     guides: Callable[[PagedModel], MaskScheduler] | None = None,
+    max_loras: int = 0,
 ) -> Iterator[Server]:
     """A random model, warmed up."""
     config = config_of(shape, sizes)
-    model = random_model(config, sizes.device)
+    executor = random_executor(config, sizes.device, max_loras)
+    model = PagedModel(
+        executor,
+        model_type=config.model_type,
+        dtype=torch.bfloat16,
+        device=sizes.device,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        window_len=None,
+        eos_token_ids=(),
+        max_loras=max_loras,
+    )
     runner = Runner(
         model,
         new_sampler(model, max_batch_size),
@@ -306,7 +324,8 @@ def served(
     max_len = 512 if sizes.is_rehearsal else 8192 + 128
     num_blocks = max(max_batch_size * 1152, 8 * max_len) // model.block_size
     runner.warmup(128 if sizes.is_rehearsal else 8192, max_batch_size, max_len, num_blocks)
-    yield Server(config, model, runner)
+    adapters = executor.adapters
+    yield Server(config, model, runner, {} if adapters is None else adapters.adaptable)
     runner.clear()
 
 

@@ -7,6 +7,7 @@ ctypes, which releases the GIL.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,6 +175,10 @@ class DenseCpu:
         )
         if not self._engine:
             raise MemoryError("the native forward found no memory for its buffers")
+
+    def in_wide_rows(self) -> AbstractContextManager[None]:
+        """A pool that is allocated meanwhile gives rows beside weights in groups 16 bits."""
+        return self._weights.in_wide_rows()
 
     def turn_by(self, axes: Sequence[npt.NDArray[np.int64]]) -> None:
         """By which of three rotary positions each angle of each table turns."""

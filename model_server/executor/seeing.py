@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_server.errors import ImageRefused
-from model_server.executor.dense import logits_in_chunks
+from model_server.executor.dense import in_wide_rows, logits_in_chunks
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.evidence import NOT_KEPT, OF_IMAGES, KeptEvidence
@@ -339,7 +339,8 @@ def _require_near(
     # Its first tokens are computed alone, unless they attend to what follows.
     cut = 0 if sight.sees_ahead else proof.image.span_len // 2
     lens = [_NUM_BEFORE - 2, 2 + cut, proof.image.span_len - cut + 1, _NUM_BEHIND - 2, 1]
-    actual = logits_in_chunks(executor, proof.token_ids, lens, images)
+    with in_wide_rows(executor):
+        actual = logits_in_chunks(executor, proof.token_ids, lens, images)
     error = relative_error(actual, expected)
     # Written so that NaN does not pass.
     if not error <= max_error:

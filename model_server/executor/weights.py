@@ -16,8 +16,9 @@ import ctypes
 import logging
 import mmap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -663,6 +664,33 @@ class PackedWeights:
         first.
         """
         return "+".join(name for name, _ in self._num_weights.most_common())
+
+    @contextmanager
+    def in_wide_rows(self) -> Iterator[None]:
+        """Whoever reads `model` meanwhile gives rows of all weights in groups 16 bits."""
+        wider = FORMATS["int4_wide"] - FORMATS["int4"]
+        narrow = [
+            matrix
+            for matrix in self._matrices()
+            if FORMATS["int4"] <= matrix.format < FORMATS["int4_wide"]
+        ]
+        for matrix in narrow:
+            matrix.format += wider
+        try:
+            yield
+        finally:
+            for matrix in narrow:
+                matrix.format -= wider
+
+    def _matrices(self) -> Iterator[MatrixStruct]:
+        yield self.model.head
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output, layer.mlp.ins, layer.mlp.out)
+            if layer.experts:
+                experts = layer.experts.contents
+                yield from (experts.shared.ins, experts.shared.out)
+                yield from (experts.ins[index] for index in range(experts.num_experts))
+                yield from (experts.outs[index] for index in range(experts.num_experts))
 
     def _packed(
         self,

@@ -18,8 +18,10 @@ def test_a_rehearsal_fills_the_table(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "gpu-check.json").read_text())
-    assert list(found) == ["machine", "tests", "speed", "serving", "peer"]
-    assert "batch 3 at 64: share of the roofline" in (tmp_path / "gpu-check.md").read_text()
+    assert list(found) == ["machine", "tests", "speed", "serving", "adapters", "peer"]
+    table = (tmp_path / "gpu-check.md").read_text()
+    assert "batch 3 at 64: share of the roofline" in table
+    assert "batch 3 at 64: step with an adapter of rank 16" in table
 
 
 def test_a_bound_that_is_not_kept_fails_the_check() -> None:

@@ -34,6 +34,15 @@ def test_tgis_client_goes_on_with_a_text(real: Served) -> None:
     assert text == " is typically much colder than in summer."
 
 
+def test_a_completion_of_openais_goes_on_with_a_text(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="tgi", prompt=f"{QUESTION}\n{ANSWER}\nWhat is the capital of France?\n", stop="\n"
+    )
+
+    assert answer.choices[0].text == "The capital of France is Paris."
+    assert answer.choices[0].finish_reason == "stop"
+
+
 def test_a_chat_of_openais_is_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tgi", messages=[{"role": "user", "content": QUESTION}]

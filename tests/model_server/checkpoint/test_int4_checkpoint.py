@@ -1,8 +1,8 @@
 """Checkpoints in 4 bits are what their numbers say, and are served as such."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,16 @@ from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.checkpoint.int4_checkpoint import Int4Format, read_int4
 from model_server.engine.distributed import World
 from model_server.errors import CheckpointBroken, ModelRefused
-from model_server.executor.dense import load_grouped
+from model_server.executor.dense import MAX_GROUPED_ERRORS, load_grouped
+from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import build_dense_cuda
 from model_server.executor.device_weights import Partition
-from model_server.executor.int4 import Int4Weight, packed, unpacked
+from model_server.executor.grouped import GroupedParameters, GroupedWeight
+from model_server.executor.int4 import Int4Parameters, Int4Weight, packed, unpacked
 from model_server.loading import load_model
-from model_server.recipe.dense_torch import angles_of
+from model_server.recipe.dense_torch import Angles, angles_of
 from model_server.recipe.reader import read
-from model_server.recipe.recipe import Unreadable
+from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import on_two_ranks
@@ -310,33 +312,124 @@ def test_what_a_checkpoint_has_not_in_4_bits_may_be_rounded_to_them(tmp_path: Pa
     assert 0.002 < distance(logits_of(tmp_path, quantize="int4"), logits_of(tmp_path)) < 0.2
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """A checkpoint whose weights are read, and not packed yet."""
+
+    recipe: Recipe
+    angles: Sequence[Angles]
+    parameters: Int4Parameters
+
+    @classmethod
+    def of(cls, folder: Path) -> "Read":
+        checked = check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1)
+        recipe = checked.recipe
+        assert recipe is not None
+        stored = checked.int4
+        assert stored is not None
+        rotary = {each.module for each in recipe.rotary}
+        module = zoo.build_parts(checked.config, rotary, CPU, trust_remote_code=False)
+        shapes = {name: tuple(module.get_parameter(name).shape) for name in recipe.last_uses()}
+        parameters = read_int4(
+            folder,
+            stored,
+            shapes,
+            {name: name for name in shapes},
+            zoo.stored_names(module, checkpoint.check(folder)),
+            dtype=torch.float32,
+            device=CPU,
+        )
+        return cls(recipe, angles_of(recipe, module), parameters)
+
+    def load(self, parameters: GroupedParameters, bits: int) -> DenseCpu:
+        """Prove it with such weights, for rows of so many bits."""
+        build = partial(
+            DenseCpu, self.recipe, dtype=torch.float32, num_threads=2, activation_bits=bits
+        )
+        return load_grouped(
+            self.recipe,
+            parameters,
+            self.angles,
+            build,
+            num_positions=256,
+            quantize=None,
+            max_error=MAX_GROUPED_ERRORS[torch.float32],
+        )
+
+
+class Spoiled(GroupedParameters):
+    """Others, of which one is packed otherwise than it reads."""
+
+    device = CPU
+    has_groups = True
+
+    def __init__(
+        self, given: Int4Parameters, name: str, spoil: Callable[[GroupedWeight], GroupedWeight]
+    ) -> None:
+        self._given = given
+        self._name = name
+        self._spoil = spoil
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._given[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        weight = self._given.grouped(name)
+        return self._spoil(weight) if weight is not None and name == self._name else weight
+
+    def release(self, name: str) -> None:
+        self._given.release(name)
+
+
+def blocks_exchanged(weight: GroupedWeight) -> GroupedWeight:
+    return replace(
+        weight, numbers=torch.cat((weight.numbers[8:16], weight.numbers[:8], weight.numbers[16:]))
+    )
+
+
+def a_scale_eight_times_as_large(weight: GroupedWeight) -> GroupedWeight:
+    values = weight.scales.values.clone()
+    values[3, 1] *= 8
+    return replace(weight, scales=replace(weight.scales, values=values))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("spoil", [blocks_exchanged, a_scale_eight_times_as_large])
+@pytest.mark.parametrize("part", ["self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj"])
+def test_one_block_or_one_group_that_is_packed_wrong_is_found_whatever_bits_rows_have(
+    part: str, spoil: Callable[[GroupedWeight], GroupedWeight], bits: int, tmp_path: Path
+) -> None:
+    quantize(save(tmp_path), KINDS["gptq"])
+    name = f"model.layers.0.{part}.weight"
+    read = Read.of(tmp_path)
+    with pytest.raises(Unreadable, match="too far from float32"):
+        read.load(Spoiled(read.parameters, name, spoil), bits)
+    right = Read.of(tmp_path)
+    assert right.load(right.parameters, bits).name.startswith("dense, int4+f32, ")
+
+
 def logits_on_device(folder: Path, world: World) -> Any:
     """Of the same tokens, by this rank's part of the executor for GPUs in plain torch."""
-    checked = check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1)
-    recipe = checked.recipe
-    stored = checked.int4
-    assert recipe is not None
-    assert stored is not None
-    rotary = {each.module for each in recipe.rotary}
-    module = zoo.build_parts(checked.config, rotary, CPU, trust_remote_code=False)
-    shapes = {name: tuple(module.get_parameter(name).shape) for name in recipe.last_uses()}
-    parameters = read_int4(
-        folder,
-        stored,
-        shapes,
-        {name: name for name in shapes},
-        zoo.stored_names(module, checkpoint.check(folder)),
-        dtype=torch.float32,
-        device=CPU,
-    )
+    read = Read.of(folder)
     group = None if world.world_size == 1 else dist.group.WORLD
     part = Partition(world.rank, world.world_size)
-    build = partial(build_dense_cuda, recipe, torch.float32, CPU, part, group)
-    angles = angles_of(recipe, module)
+    build = partial(build_dense_cuda, read.recipe, torch.float32, CPU, part, group)
     executor = load_grouped(
-        recipe, parameters, angles, build, num_positions=256, quantize=None, max_error=None
+        read.recipe,
+        read.parameters,
+        read.angles,
+        build,
+        num_positions=256,
+        quantize=None,
+        max_error=None,
     )
-    if parameters.int4:
+    if read.parameters.int4:
         assert executor.name.startswith("dense, int4, ")
     executor.allocate(8)
     step = SequenceStep(TOKENS, 0, range(4), len(TOKENS))
