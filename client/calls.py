@@ -212,16 +212,12 @@ def score_of(logprob: float, num_tokens: int, length_penalty: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamHole:
-    """A hole of beams, from the first token of its output.
+    """A hole of beams: of its call prompt, budget, constraint and stop strings.
 
     `is_last`: the program ends with it, whatever its text is.
     """
 
-    prompt: Prompt
-    max_tokens: int | None = None
-    constraint: Constraint | None = None
-    stop: tuple[str, ...] = ()
-    keeps_stop: bool = True
+    call: GenerateCall
     is_last: bool = False
 
 

@@ -652,10 +652,7 @@ def _answer_terminal(chat: Chat) -> None:
 def _history_in(folder: Path) -> Iterator[None]:
     """Keep what is typed in a file of the folder, which only its owner reads, if that can be."""
     path = folder / HISTORY_NAME
-    has_readline = "readline" in sys.modules
-    if has_readline:
-        _complete_commands()
-    is_kept = has_readline and _read_history(path)
+    is_kept = "readline" in sys.modules and _read_history(path)
     try:
         yield
     finally:
@@ -674,16 +671,3 @@ def _read_history(path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _complete_commands() -> None:
-    """The tabulator completes /commands."""
-    names = [usage.split()[0] for usage in COMMANDS]
-
-    def complete(text: str, state: int) -> str | None:
-        found = [name for name in names if name.startswith(text)] if text.startswith("/") else []
-        return found[state] if state < len(found) else None
-
-    readline.set_completer_delims(" ")
-    readline.set_completer(complete)
-    readline.parse_and_bind("tab: complete")

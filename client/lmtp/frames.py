@@ -10,12 +10,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from client.calls import (
     BeamDropped,
-    BeamHole,
     BeamsAnswer,
     BeamsCall,
     BeamsReport,
     BeamState,
-    Constraint,
     GenerateCall,
     GeneratedToken,
     Message,
@@ -54,20 +52,15 @@ def generate_frame(call: GenerateCall, stream_id: int) -> str:
 
     Raises InvalidRequest for values that JSON cannot express, as `score_frame` does.
     """
-    numbers = {name: getattr(call.sampling, name) for name in SAMPLING_RULES}
     fields: dict[str, object] = {
         "stream_id": stream_id,
-        **_prompt_fields(call.prompt),
-        **numbers,
+        **_output_fields(call),
+        **{name: getattr(call.sampling, name) for name in SAMPLING_RULES},
         **_penalty_fields(call.sampling),
-        "max_tokens": call.max_tokens,
-        "stop": list(call.stop) or None,
-        "include_stop": None if call.keeps_stop else False,
         "top_logprobs": call.top_logprobs or None,
         "output": list(call.output) or None,
         "timeout_s": call.timeout_s,
         "model": call.model,
-        "constraint": _constraint_fields(call.constraint),
         "include_reasoning": call.separates_thought or None,
     }
     return _frame("GENERATE", fields)
@@ -78,7 +71,10 @@ def beams_frame(call: BeamsCall, stream_id: int) -> str:
     fields = {
         "stream_id": stream_id,
         "width": call.width,
-        "holes": [_hole_fields(hole) for hole in call.holes],
+        "holes": [
+            _without_none({**_output_fields(hole.call), "is_last": hole.is_last or None})
+            for hole in call.holes
+        ],
         "beams": [_beam_fields(beam) for beam in call.beams],
         "length_penalty": call.length_penalty,
         "early_stopping": call.early_stopping,
@@ -158,21 +154,16 @@ def _penalty_fields(sampling: Sampling) -> dict[str, object]:
     }
 
 
-def _constraint_fields(constraint: Constraint | None) -> dict[str, object] | None:
-    return None if constraint is None else {"type": constraint.type, "value": constraint.value}
-
-
-def _hole_fields(hole: BeamHole) -> dict[str, object]:
-    return _without_none(
-        {
-            **_prompt_fields(hole.prompt),
-            "max_tokens": hole.max_tokens,
-            "constraint": _constraint_fields(hole.constraint),
-            "stop": list(hole.stop) or None,
-            "include_stop": None if hole.keeps_stop else False,
-            "is_last": hole.is_last or None,
-        }
-    )
+def _output_fields(call: GenerateCall) -> dict[str, object]:
+    """Those of a stream and of a hole of beams."""
+    kept = call.constraint
+    return {
+        **_prompt_fields(call.prompt),
+        "max_tokens": call.max_tokens,
+        "constraint": None if kept is None else {"type": kept.type, "value": kept.value},
+        "stop": list(call.stop) or None,
+        "include_stop": None if call.keeps_stop else False,
+    }
 
 
 def _beam_fields(beam: BeamState) -> dict[str, object]:

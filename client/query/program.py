@@ -24,7 +24,7 @@ class Decorator:
     place: Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hole:
     """`[NAME]`, reached by the program.
 

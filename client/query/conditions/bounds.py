@@ -241,7 +241,7 @@ def _numbers(value: object) -> range | list[object] | None:
     """The numbers of a collection; None: it is none."""
     if isinstance(value, range):
         return value
-    if isinstance(value, str | bytes | Iterator) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         return None
     numbers = list(value)
     return numbers if all(map(is_number, numbers)) else None
@@ -359,8 +359,6 @@ def _member(kind: HoleKind, constant: object, place: Place) -> where.Expression 
 
 def _items(constant: object, place: Place) -> list[object]:
     value = bare(constant)
-    if isinstance(value, Iterator):
-        raise BadCondition("an iterator can be read only once; make it a list", place)
     if not isinstance(value, Iterable):
         raise BadCondition(f"nothing is in {described(constant)}", place)
     items = list(value)
@@ -519,8 +517,6 @@ def _lower_against(relation: str, constant: object, place: Place) -> Bounds:
     if relation in ("==", "!=") and isinstance(constant, str):
         texts = (constant,)
     elif relation in ("in", "not in"):
-        if isinstance(constant, Iterator):
-            raise BadCondition("an iterator can be read only once; make it a list", place)
         # Too many texts for a mask, such as a dictionary, are checked afterwards.
         is_large = isinstance(constant, Sized) and len(constant) > MAX_LETTERS
         texts = None if is_large else strings(constant)

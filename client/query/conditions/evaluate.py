@@ -214,31 +214,21 @@ def _is(left: object, right: object) -> bool:
 def _contained(left: object, right: object, place: Place) -> bool:
     if isinstance(right, Finished):
         right = right.shown if is_scalar(right.value) else right.value
-    if isinstance(right, Iterator):
-        raise BadCondition("an iterator can be read only once; make it a list", place)
     if isinstance(right, str):
         left = _side(left, right)
     elif isinstance(left, Finished):
         if _is_text_among(left, right):
             return True
         left = left.value
-    if is_number(left) and isinstance(right, range):
-        return _is_in_range(left, right)
-    if is_number(left) and isinstance(right, Iterable):
+    # Python looks for a whole number in a range without looking at each.
+    is_quick = isinstance(left, int) and isinstance(right, range)
+    if is_number(left) and isinstance(right, Iterable) and not is_quick:
         return any(is_number(one) and _numbers_related(left, "==", one) for one in right)
     try:
         return left in right  # type: ignore[operator]
     except TypeError as error:
         what = f"{described(left)} cannot be looked for in {described(right)}"
         raise BadCondition(what, place) from error
-
-
-def _is_in_range(number: object, among: range) -> bool:
-    """Decided without iterating over the range, which may be large."""
-    if isinstance(number, int):
-        return number in among
-    exact = exact_number(number)
-    return exact.is_finite() and exact == exact.to_integral_value() and int(exact) in among
 
 
 def _is_text_among(hole: Finished, among: object) -> bool:
@@ -371,7 +361,7 @@ def computed(term: Opaque | Calculated, make: Callable[[], object]) -> object:
         what = f"`{term.text}` raised {type(error).__name__}: {error}{hint}"
         raise ProgramFailed(what, term.place) from error
     refuse_awaitable(made, term.place, term.text)
-    return made
+    return list(made) if isinstance(made, Iterator) else made
 
 
 def _hint(error: Exception) -> str:

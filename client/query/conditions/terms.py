@@ -307,7 +307,8 @@ def term(place: Place | None, value: object) -> Term:
     if isinstance(value, Term):
         return value
     refuse_awaitable(value, place)
-    return Value(value)
+    # An iterator could be read only once.
+    return Value(list(value) if isinstance(value, Iterator) else value)
 
 
 def ref(place: Place, name: str) -> Term:

@@ -15,7 +15,6 @@ follows it are the program's. Keywords are told from variables of the same name,
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from client.query.errors import BadProgram
@@ -94,9 +93,7 @@ class Distribution:
         """Raises BadProgram if its name is none of `holes`; `where` names their place."""
         if self.name in holes:
             return
-        close = get_close_matches(self.name, holes, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        what = f"a distribution over {self.name}, which is no hole of {where}{hint}"
+        what = f"a distribution over {self.name}, which is no hole of {where}"
         raise text.bad(what, self.name_span)
 
 

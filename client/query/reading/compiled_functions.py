@@ -56,7 +56,6 @@ from client.query.conditions import terms
 from client.query.conditions.kinds import kind_of
 from client.query.errors import BadCondition, BadProgram, Place, Source
 from client.query.program import (
-    Condition,
     DecoderClause,
     Decorator,
     Hole,
@@ -90,7 +89,6 @@ from client.query.reading.prompts import (
     Prompt,
     PromptRewriter,
     WhereClauses,
-    prompt_of,
     template_parts,
 )
 from client.query.reading.text import Fragment, SourceSpan, Text, blank
@@ -100,10 +98,7 @@ HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
 
 
 class Body:
-    """The statements of a program's preamble and body, and the prompts among them.
-
-    up_to_last_prompt: the statements up to the last prompt; behind it no condition is evaluated
-    """
+    """The statements of a program's preamble and body, and the prompts among them."""
 
     def __init__(self, nodes: Nodes, layout: Layout) -> None:
         """Raises BadProgram, also for mistakes that Python would accept."""
@@ -116,13 +111,9 @@ class Body:
             self._read(statement, is_own=True)
         for prompt in self.prompts:
             what = "a prompt in front of the decoder clause"
-            raise self._text.bad(what, prompt.span)
-        self.up_to_last_prompt: Sequence[ast.stmt] = ()
-        for index, statement in enumerate(self.statements):
-            num_before = len(self._prompts)
+            raise self._text.bad(what, prompt.string.span)
+        for statement in self.statements:
             self._read(statement, is_own=True)
-            if len(self._prompts) > num_before:
-                self.up_to_last_prompt = self.statements[: index + 1]
         self.holes = frozenset(hole.name for prompt in self.prompts for hole in prompt.holes)
         if layout.distribution is not None:
             layout.distribution.check(self._text, sorted(self.holes), "the program")
@@ -148,7 +139,7 @@ class Body:
         match node:
             case ast.Expr() if is_own and (found := self._string_at(node)) is not None:
                 offset, string = found
-                self._prompts[offset] = prompt_of(string, template_parts(self._text, string.value))
+                self._prompts[offset] = Prompt(string, template_parts(self._text, string.value))
             case ast.Expr() if is_own and _has_hole(node.value):
                 raise self._nodes.bad(
                     "a prompt is strings alone: put values into it with braces, "
@@ -281,7 +272,7 @@ _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
 
 
 def mark_last(statements: Sequence[ast.stmt]) -> None:
-    """Mark the hole of a rewritten body, outside of blocks, that no `await` follows.
+    """Mark the hole of a rewritten body, outside of blocks, that no `await` follows: `is_last`.
 
     Everything that could reach a hole is awaited.
     """
@@ -292,8 +283,7 @@ def mark_last(statements: Sequence[ast.stmt]) -> None:
                     ast.Call(ast.Attribute(ast.Name(name), "hole"), [ast.Call() as made])
                 )
             ) if name == CONTEXT:
-                is_last = ast.copy_location(ast.Constant(True), made)
-                made.keywords.append(ast.copy_location(ast.keyword("is_last", is_last), made))
+                made.args.append(ast.copy_location(ast.Constant(True), made))
         if any(isinstance(node, _AWAITING) for node in ast.walk(statement)):
             return
 
@@ -413,7 +403,7 @@ class _PythonProgram:
 
     def _rebound(self) -> AbstractSet[str]:
         """The holes whose variables the program's own code assigns, too."""
-        bound = names_bound_anywhere([*self._preamble, *self._body.up_to_last_prompt])
+        bound = names_bound_anywhere([*self._preamble, *self._body.statements])
         return self.holes & bound.union(_WALRUS.findall(self._text.text))
 
     def _own_names(self) -> AbstractSet[str]:
@@ -534,25 +524,8 @@ class Calls:
 
     # Holes
 
-    def hole(
-        self,
-        name: str,
-        number: int,
-        kind: object,
-        decorators: tuple[Decorator, ...],
-        conditions: tuple[Condition, ...],
-        support: tuple[str, ...] | None,
-        is_last: bool = False,
-    ) -> Hole:
-        return Hole(
-            name=name,
-            place=self._places[number],
-            kind=kind,
-            decorators=decorators,
-            conditions=conditions,
-            support=support,
-            is_last=is_last,
-        )
+    def hole(self, name: str, number: int, *parts: Any) -> Hole:
+        return Hole(name, self._places[number], *parts)
 
     def decorator(self, number: int, function: object) -> Decorator:
         if not callable(function):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from client.query.errors import BadProgram, Place
+from client.query.errors import BadProgram, Place, Source
 from client.query.reading.text import Fragment, SourceSpan, Text
 
 # The names of the helpers in generated code; holes cannot have them. They end with underscores,
@@ -245,38 +245,30 @@ class _Lines:
     """Positions in parsed code to offsets of the text."""
 
     def __init__(self, text: Text, code: str, num_before: int, offsets: Sequence[int]) -> None:
+        self.code = Text(Source(code, "<code>"))
         self._text = text
-        self._code = code.split("\n")
-        self._starts = [0]
-        for line in self._code:
-            self._starts.append(self._starts[-1] + len(line) + 1)
         self._num_before = num_before
         self._offsets = offsets
 
-    def offset(self, line: int, column: int) -> int:
-        """`column` counts characters, from 0."""
-        return self._offsets[self._index(line, column)]
+    def offset(self, place: int) -> int:
+        """`place`: an offset of the parsed code."""
+        return self._offsets[self._index(place)]
 
-    def end_offset(self, line: int, column: int) -> int:
-        """The offset behind the last character before the column."""
-        index = self._index(line, column)
+    def end_offset(self, place: int) -> int:
+        """The offset behind the last character before the place."""
+        index = self._index(place)
         return self._offsets[index - 1] + 1 if index else self._offsets[0]
 
-    def _index(self, line: int, column: int) -> int:
-        index = self._starts[min(max(line, 1), len(self._code)) - 1] + column - self._num_before
-        return min(max(index, 0), len(self._offsets) - 1)
-
-    def _characters(self, line: int, num_bytes: int) -> int:
-        raw = self._code[min(line, len(self._code)) - 1].encode("utf-8", "replace")
-        return len(raw[: max(num_bytes, 0)].decode("utf-8", "replace"))
+    def _index(self, place: int) -> int:
+        return min(max(place - self._num_before, 0), len(self._offsets) - 1)
 
     def place(self, node: ast.AST) -> None:
         """Set a node's place to that in the text."""
         assert isinstance(node, PLACED)
-        start = self.offset(node.lineno, self._characters(node.lineno, node.col_offset))
+        start = self.offset(self.code.offset_of_bytes(node.lineno, node.col_offset))
         end_line = node.end_lineno or node.lineno
-        end_bytes = node.end_col_offset or 0
-        end = max(self.end_offset(end_line, self._characters(end_line, end_bytes)), start)
+        end = self.end_offset(self.code.offset_of_bytes(end_line, node.end_col_offset or 0))
+        end = max(end, start)
         node.lineno, node.col_offset = self._text.byte_position(start)
         node.end_lineno, node.end_col_offset = self._text.byte_position(end)
 
@@ -290,10 +282,10 @@ def _refused(
         return text.bad(head + said, fragment.offsets[0])
     line = error.lineno or 1
     column = (error.offset or 1) - 1
-    start = lines.offset(line, column)
-    end_line = error.end_lineno or line
+    start = lines.offset(lines.code.offset(line, column))
     end_column = (error.end_offset or 0) - 1
-    end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
+    end_place = lines.code.offset(error.end_lineno or line, end_column)
+    end = lines.end_offset(end_place) if end_column > 0 else start + 1
     return text.bad(head + error.msg, SourceSpan(start, max(end, start + 1)))
 
 

@@ -130,17 +130,14 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(constant)
 
 
-def _place(traceback: TracebackType, program: Program) -> Place:
+def _place(traceback: TracebackType, program: Program) -> Place | None:
     text = Text(program.source)
     shift = program.source.first_line - 1
     positions = list(traceback.tb_frame.f_code.co_positions())
     line, end_line, column, end_column = positions[traceback.tb_lasti // 2]
     if line is None or end_line is None or column is None or end_column is None:
-        # Python was started without column information: use the line.
-        start = text.offset(traceback.tb_lineno - shift, 0)
-        return text.place(
-            SourceSpan(start, text.offset(traceback.tb_lineno - shift, len(text.text)))
-        )
+        # Python was started without column information.
+        return None
     start = text.offset_of_bytes(line - shift, column)
     return text.place(SourceSpan(start, text.offset_of_bytes(end_line - shift, end_column)))
 

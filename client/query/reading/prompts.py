@@ -488,20 +488,14 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and its parts. `span`: the whole statement."""
+    """A prompt and its parts."""
 
+    string: PromptText
     parts: tuple[TemplatePart, ...]
-    span: SourceSpan
-    where: SourceSpan | None = None
-    distribution: Distribution | None = None
 
     @property
     def holes(self) -> tuple[HoleTag, ...]:
         return tuple(part for part in self.parts if isinstance(part, HoleTag))
-
-
-def prompt_of(prompt: PromptText, parts: tuple[TemplatePart, ...]) -> Prompt:
-    return Prompt(parts, prompt.span, prompt.where, prompt.distribution)
 
 
 class PromptRewriter:
@@ -528,7 +522,7 @@ class PromptRewriter:
         self._program_where = program_where
         self._distribution = distribution
         self._rebound = rebound
-        self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
+        self._conjuncts = {prompt.string.span: self._behind(prompt) for prompt in prompts}
 
     def statements(self, prompt: Prompt) -> list[ast.stmt]:
         """The statements of a prompt, part by part. Raises BadProgram."""
@@ -545,15 +539,15 @@ class PromptRewriter:
             else:
                 made.append(self._hole(part, prompt))
         made.extend(self._say(said))
-        return made or [self._nodes.at(ast.Pass(), prompt.span)]
+        return made or [self._nodes.at(ast.Pass(), prompt.string.span)]
 
     def _behind(self, prompt: Prompt) -> list[Conjunct]:
         """The conditions behind a prompt's `where`."""
         self._check_clauses(prompt)
-        if prompt.where is None:
+        if prompt.string.where is None:
             return []
         what = "in the prompt's condition"
-        parsed = expression(self._text, self._text.slice(prompt.where), what)
+        parsed = expression(self._text, self._text.slice(prompt.string.where), what)
         own = {hole.name for hole in prompt.holes}
         parts = self._clauses.conjuncts(parsed, self._rebound - own)
         for part in parts:
@@ -565,11 +559,11 @@ class PromptRewriter:
         return parts
 
     def _check_clauses(self, prompt: Prompt) -> None:
-        if prompt.where is not None and not prompt.holes:
-            raise self._text.bad("a `where` behind a prompt without holes", prompt.where)
-        if prompt.distribution is not None:
+        if prompt.string.where is not None and not prompt.holes:
+            raise self._text.bad("a `where` behind a prompt without holes", prompt.string.where)
+        if prompt.string.distribution is not None:
             holes = [hole.name for hole in prompt.holes]
-            prompt.distribution.check(self._text, holes, "its prompt")
+            prompt.string.distribution.check(self._text, holes, "its prompt")
 
     # Fixed text
 
@@ -629,7 +623,7 @@ class PromptRewriter:
     # Holes
 
     def _hole(self, tag: HoleTag, prompt: Prompt) -> ast.stmt:
-        behind = self._conjuncts[prompt.span]
+        behind = self._conjuncts[prompt.string.span]
         conditions = [
             *(part.function for part in behind if part.concerns(tag.name)),
             *(load(name) for name, part in self._program_where if part.concerns(tag.name)),
@@ -665,7 +659,7 @@ class PromptRewriter:
 
     def _support(self, tag: HoleTag, prompt: Prompt) -> ast.expr:
         """The values of its distribution, its prompt's own or the program's."""
-        for distribution in (prompt.distribution, self._distribution):
+        for distribution in (prompt.string.distribution, self._distribution):
             if distribution is not None and distribution.name == tag.name:
                 span = distribution.values
                 what = f"the values of {tag.name}"

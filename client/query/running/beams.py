@@ -71,19 +71,6 @@ async def branch_after(
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
-def beam_hole(at: AtHole) -> BeamHole:
-    """The hole as a BeamHole, from its start."""
-    call = at.call
-    return BeamHole(
-        prompt=call.prompt,
-        max_tokens=call.max_tokens,
-        constraint=call.constraint,
-        stop=call.stop,
-        keeps_stop=call.keeps_stop,
-        is_last=at.is_last,
-    )
-
-
 def branch_of(state: BeamState, ats: Sequence[AtHole]) -> Branch:
     """The branch of a BeamState; `ats`: the holes of the call."""
     return Branch(ats[state.hole], state)
@@ -178,7 +165,7 @@ class _Search:
         beam = self._beam
         return BeamsCall(
             width=beam.n,
-            holes=tuple(beam_hole(at) for at in ats),
+            holes=tuple(BeamHole(call=at.call, is_last=at.is_last) for at in ats),
             beams=tuple(
                 replace(branch.state, hole=numbers[id(branch.at)]) for branch in self._active
             ),

@@ -417,9 +417,6 @@ def _read(reached: HoleReached, plan: HolePlan, text: str) -> object:
         raise ProgramFailed(message, hole.place, source) from error
 
 
-ROLES = ("system", "user", "assistant", "tool")
-
-
 class CallContext:
     """Owner of the values of one call's holes, and of the checks deferred to later holes.
 
@@ -455,13 +452,9 @@ class CallContext:
     def role(self, name: str, place: Place) -> None:
         """`{:name}`: begin a turn."""
         transcript = self._run.transcript
-        source = self._source
-        if name not in ROLES:
-            what = f"{{:{name}}} is no role; there are {', '.join(ROLES)}"
-            raise BadProgram(what, place, source)
         if transcript.is_plain and transcript.has_holes:
             what = f"{{:{name}}} comes too late: holes before it were asked as plain text"
-            raise BadProgram(what, place, source)
+            raise BadProgram(what, place, self._source)
         transcript.turn(name)
 
     async def hole(self, hole: Hole) -> Any:

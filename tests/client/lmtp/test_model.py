@@ -338,7 +338,7 @@ async def until(condition: object, timeout_s: float = 30.0) -> None:
 QUICK = RetryPolicy(first_pause_s=0.005, max_pause_s=0.01, max_tries=4)
 CALL = BeamsCall(
     width=2,
-    holes=(BeamHole(prompt="Once", max_tokens=4, is_last=True),),
+    holes=(BeamHole(call=GenerateCall(prompt="Once", max_tokens=4), is_last=True),),
     beams=(BeamState(),),
     sampling=Sampling(temperature=0.7, repetition_penalty=1.1),
     ended=(-9.0,),
@@ -392,9 +392,10 @@ async def test_a_call_is_sent_without_what_means_nothing_to_a_search() -> None:
         await end(peer, (await peer.expect("BEAMS"))["stream_id"])
         await peer.until_closed()
 
-    hole = BeamHole(
+    asked = GenerateCall(
         prompt=(1, 2), constraint=Constraint("regex", "a+"), stop=(".",), keeps_stop=False
     )
+    hole = BeamHole(call=asked)
     call = BeamsCall(width=3, holes=(hole,), beams=(BeamState(output=(4,)),), report_s=None)
     async with performing(answers) as scene, LmtpModel(scene.url) as model:
         await parts_of(model, call)

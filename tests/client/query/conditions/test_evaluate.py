@@ -36,7 +36,7 @@ HOLES = {
         # What is calculated with float(X) is exact, beside decimals of Python, too.
         ("float(F) + 0.1 == 0.6 and 0.1 * float(F) == 0.05 and F + float(F) == 1", True),
         # Of a range's numbers nobody looks at each.
-        ("N in range(10**30) and F not in range(10**30) and len(T) - 9 not in range(10**30)", True),
+        ("N in range(10**30) and len(T) - 9 not in range(10**30)", True),
         ("float(N) in range(8) and float(N) not in range(0, 8, 2)", True),
         ("int(G) == 10**45 + 1 and int(G) > 10**41 and int(G) - 1 == 10**45", True),
         ("int(T) == 3", False),

@@ -69,8 +69,6 @@ def refusal(clause: str, kind: object = None) -> BadCondition:
         ("X in [1, 2]", "never one of [1, 2]", (1, 12)),
         ("3 in X", "3 cannot be looked for in a text", (1, 7)),
         ("X in 3", "nothing is in 3", (1, 7)),
-        ("X in iter(['a'])", "can be read only once", (1, 17)),
-        ("X.lower() in iter(['a'])", "can be read only once", (1, 25)),
         ("type(X) is 3", "`3` is no type of a hole", (1, 13)),
         ("type(X) in [int]", "compared with a type by `is`", (1, 17)),
         ("type(X) is int or X == 'a'", "let it stand alone", (1, 15)),
@@ -246,6 +244,8 @@ def test_is_said_in_the_servers_language(clause: str, asked: str) -> None:
     [
         ("X in ['b', 'a', 'b']", ["b", "a"]),
         ("X in {'b', 'a'}", ["a", "b"]),
+        ("X in iter(['b', 'a'])", ["b", "a"]),
+        ("X in map(str.strip, Y.split())", ["cat", "or", "dog"]),
         ("X in WORDS(Y) and len(X) > 2", ["cat", "dog"]),
         ("X in sentences(Y)", ["cat or dog"]),
         ("X == Y", ["cat or dog"]),

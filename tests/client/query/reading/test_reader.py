@@ -511,7 +511,7 @@ CLAUSES = [
     ('"[X]" distribution', "behind `distribution` comes the name of a hole", "distribution"),
     ('"[X]" distribution X', "behind `distribution X` comes `over` and its values", "X"),
     ('"[X]" distribution X over', "behind `over` comes a list of the values of X", "over"),
-    ('argmax\n "[TH]"\ndistribute T over y', "no hole of the program; did you mean TH?", "T"),
+    ('argmax\n "[TH]"\ndistribute T over y', "which is no hole of the program", "T"),
     ('"[Y]"\n"[X]" distribution Y in z', "Y, which is no hole of its prompt", "Y"),
 ]
 CONDITIONS = [

@@ -241,8 +241,8 @@ def _dropped(outcome: SearchOutcome) -> tuple[BeamDropped, ...]:
 def _holes(call: BeamsCall) -> tuple[SearchHole, ...]:
     holes = []
     for hole in call.holes:
-        constraint = None if hole.constraint is None else ANY_TEXT
-        request = asking(max_new_tokens=hole.max_tokens or _UNBOUNDED, constraint=constraint)
+        constraint = None if hole.call.constraint is None else ANY_TEXT
+        request = asking(max_new_tokens=hole.call.max_tokens or _UNBOUNDED, constraint=constraint)
         holes.append(SearchHole(request, hole.is_last))
     return tuple(holes)
 
@@ -276,13 +276,7 @@ def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> BeamGroup:
 def _result(model: TokenModel, ask: Ask, hole: BeamHole, call: BeamsCall) -> AskResult:
     if isinstance(ask, CheckHole):
         return EndedHole(model.text_of(ask.beam.output_ids))
-    generate_call = GenerateCall(
-        prompt=hole.prompt,
-        sampling=replace(call.sampling, temperature=0.0),
-        max_tokens=hole.max_tokens,
-        constraint=hole.constraint,
-        stop=hole.stop,
-    )
+    generate_call = replace(hole.call, sampling=replace(call.sampling, temperature=0.0))
     try:
         logprobs = model.next_tokens(generate_call, ask.beam.output_ids)
     except ConstraintRefused as error:

@@ -323,8 +323,3 @@ def test_a_cut_takes_spans_and_turns_with_it() -> None:
 async def test_a_role_behind_a_hole_that_was_asked_as_text_is_refused() -> None:
     with pytest.raises(BadProgram, match="comes too late"):
         await run('"Hi [X]{:user}"', model=ScriptedModel(in_turn("a")))
-
-
-async def test_a_role_that_there_is_not_is_refused_of_a_programs_own_code_too() -> None:
-    with pytest.raises(BadProgram, match="king"):
-        await run('context.role("king", None)', model=ScriptedModel(in_turn()))
