@@ -1,4 +1,4 @@
-"""Grammars in GBNF as llama.cpp's and xgrammar's users write it, for an engine with a lexer.
+r"""Grammars in GBNF as llama.cpp's and xgrammar's users write it, for an engine with a lexer.
 
 grammar:   rules; each one continues, also over line ends, until the next `name ::=`
 rule:      name ::= options
@@ -6,24 +6,22 @@ options:   sequence | sequence | ...       a sequence may be empty
 sequence:  items with repeats behind them: * + ? {m} {m,} {,n} {m,n}
 item:      "text"  [set]  .  name  ( options )
 
-text -> patterns with references -> loops and terminals -> the notation of the engine, same texts
+text -> patterns with references -> terminals -> the notation of the engine, same texts
 
 The engine extends a terminal as long as any terminal that is legal there can continue, and never
 backtracks. That loses no text if no terminal that has ended could also continue with a byte that
 may follow it. So everything without recursion starts as one terminal, and greedy terminals are
 split level by level; single characters are never greedy. If that is too much work, all are split.
 
-First, rules with recursion at one end only become loops, which need no stack:
-
-    ws ::= ([ \t] ws)?             is    ws ::= [ \t]*
-    list ::= x | list "," x        is    list ::= x ("," x)*
+First, rules with recursion at their end only become loops: `ws ::= ([ \t] ws)?` is `[ \t]*`.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import compress, groupby
+from operator import or_
 
 from constraints.definition_graph import check_depth, closure
 from constraints.engine import HEADER
@@ -31,15 +29,14 @@ from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooC
 from constraints.regex.char_sets import (
     NUM_CODE_POINTS,
     SURROGATES,
-    Partition,
     complement,
     encodable,
     first_bytes,
     join,
     united,
 )
-from constraints.regex.dfa import Nfa, NfaBuilder
-from constraints.regex.limits import TooManyStates
+from constraints.regex.dfa import Automaton, NfaBuilder, automaton_of
+from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.regex.syntax import (
     EMPTY,
     Chars,
@@ -312,22 +309,20 @@ def to_grammar(text: str) -> str:
 
     Raises Malformed, NotEnforced, Contradiction, TooComplex.
     """
-    read_rules = read(text)
+    rules = read(text)
     mentions = {
-        name: [each.name for each in references(rule.pattern)] for name, rule in read_rules.items()
+        name: [each.name for each in references(rule.pattern)] for name, rule in rules.items()
     }
     reached = check_depth([ROOT], mentions)
-    ending = closure(mentions, lambda name, known: _ends(read_rules[name].pattern, known))
-    unproductive = [name for name in read_rules if name in reached - ending]
+    ending = closure(mentions, lambda name, known: _ends(rules[name].pattern, known))
+    unproductive = [name for name in rules if name in reached - ending]
     if unproductive:
-        at = read_rules[unproductive[0]].position
+        at = rules[unproductive[0]].position
         what = f"rule `{unproductive[0]}` never ends: no text follows it"
         wrong = complaint(text, at, at + len(unproductive[0]), what)
         raise Contradiction(str(wrong), tuple(unproductive))
-    rules = {
-        name: as_loop(name, rule.pattern) for name, rule in read_rules.items() if name in reached
-    }
-    return HEADER + _written(split_terminals(rules))
+    loops = {name: _as_loop(name, rule.pattern) for name, rule in rules.items() if name in reached}
+    return HEADER + _written(_in_terminals(loops))
 
 
 def references(pattern: Pattern) -> Iterator[Reference]:
@@ -336,10 +331,6 @@ def references(pattern: Pattern) -> Iterator[Reference]:
         yield pattern
     for part in children(pattern):
         yield from references(part)
-
-
-def _mentions(pattern: Pattern, name: str) -> bool:
-    return any(each.name == name for each in references(pattern))
 
 
 def _ends(pattern: Pattern, known: Collection[str]) -> bool:
@@ -356,70 +347,50 @@ def _ends(pattern: Pattern, known: Collection[str]) -> bool:
     return True
 
 
-def as_loop(name: str, pattern: Pattern) -> Pattern:
-    """The rule as a loop, if its own name occurs at one end only; else unchanged."""
-    for is_right in (True, False) if _mentions(pattern, name) else ():
-        split = _split_ends(name, pattern, is_right)
-        if split is not None and split[0] and split[1]:
-            loop = Repeat(choice(split[0]), 0, None)
-            rest = choice(split[1])
-            return concat((loop, rest) if is_right else (rest, loop))
-    return pattern
+def _as_loop(name: str, pattern: Pattern) -> Pattern:
+    """The rule without recursion, if that is at the end of options only; else unchanged."""
+    loops = []
+    rest = []
+    for option in _options(pattern):
+        *before, last = option.parts if isinstance(option, Concat) else (option,)
+        if isinstance(last, Reference) and last.name == name:
+            loops.append(concat(before))
+        else:
+            rest.append(option)
+    inside = (each.name for option in (*loops, *rest) for each in references(option))
+    if not loops or not rest or name in inside:
+        return pattern
+    return concat((Repeat(choice(loops), 0, None), choice(rest)))
 
 
-def _split_ends(
-    name: str, pattern: Pattern, is_right: bool
-) -> tuple[list[Pattern], list[Pattern]] | None:
-    """The options beside the name at that end, and those without; None: it is elsewhere."""
-    if not _mentions(pattern, name):
-        return [], [pattern]
+def _options(pattern: Pattern) -> Iterator[Pattern]:
     match pattern:
-        case Reference():
-            return [EMPTY], []
-        case Concat(parts):
-            edge = parts[-1] if is_right else parts[0]
-            others = parts[:-1] if is_right else parts[1:]
-            inner = _split_ends(name, edge, is_right)
-            if inner is None or any(_mentions(part, name) for part in others):
-                return None
-            around, rest = (
-                [concat((*others, each) if is_right else (each, *others)) for each in side]
-                for side in inner
-            )
-            return around, rest
-        case Repeat(part, 0, 1):
-            return _split_ends(name, Choice((part, EMPTY)), is_right)
         case Choice(options):
-            splits = [_split_ends(name, option, is_right) for option in options]
-            found = [split for split in splits if split is not None]
-            if len(found) == len(splits):
-                return [each for split in found for each in split[0]], [
-                    each for split in found for each in split[1]
-                ]
-    return None
+            for option in options:
+                yield from _options(option)
+        case Repeat(part, 0, 1):
+            yield from _options(part)
+            yield EMPTY
+        case _:
+            yield pattern
 
 
 # The most characters of a rule within a terminal, with all its rules written out.
 _MAX_SIZE = 2000
 _MAX_ROUNDS = 40
-# The most states of all terminals, sets of states, and rows.
-_MAX_STATES = 60_000
-_MAX_SETS = 10_000
-_MAX_ROWS = 500
-# A repetition with more characters counts as unbounded.
-_MAX_WRITTEN_OUT = 64
 
 
-def split_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
+def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     """The rules that the root needs, in terms of terminals and references."""
     whole = _written_out(rules)
     found = _reached(lambda name: _split(rules[name], whole))
     if isinstance(found[ROOT], Terminal):
         return found  # nothing follows it
+    automata: dict[Pattern, Automaton] = {}
     for _ in range(_MAX_ROUNDS):
         try:
-            wrong = too_greedy(found)
-        except TooManyStates:
+            wrong = _greedy(found, automata)
+        except OutOfReach:
             break
         if not wrong:
             return found
@@ -454,8 +425,7 @@ def _without_references(pattern: Pattern, whole: Mapping[str, Pattern]) -> Patte
 
 
 def _size(pattern: Pattern) -> int:
-    is_leaf = isinstance(pattern, Chars | Reference | Terminal)
-    return 1 if is_leaf else sum(map(_size, children(pattern)))
+    return sum(map(_size, children(pattern))) or 1
 
 
 def _reached(made: Callable[[str], Pattern]) -> dict[str, Pattern]:
@@ -472,36 +442,26 @@ def _reached(made: Callable[[str], Pattern]) -> dict[str, Pattern]:
 
 def _split(pattern: Pattern, whole: Mapping[str, Pattern]) -> Pattern:
     """What has no recursion as terminals, as large as can be."""
-    if _is_whole(pattern, whole):
-        return _as_terminal(_without_references(pattern, whole))
+
+    def is_whole(part: Pattern) -> bool:
+        return all(each.name in whole for each in references(part))
+
+    def runs(
+        parts: Iterable[Pattern], join: Callable[[Iterable[Pattern]], Pattern]
+    ) -> Iterator[Pattern]:
+        for is_one, run in groupby(parts, is_whole):
+            yield from (_split(part, whole) for part in ([join(run)] if is_one else run))
+
     match pattern:
+        case _ if is_whole(pattern):
+            return _as_terminal(_without_references(pattern, whole))
         case Concat(parts):
-            return concat(_with_joined_neighbours(parts, whole))
+            return concat(runs(parts, concat))
         case Choice(options):
-            joined = [each for each in options if _is_whole(each, whole)]
-            others = [_split(each, whole) for each in options if not _is_whole(each, whole)]
-            return choice([*([_split(choice(joined), whole)] if joined else ()), *others])
-        case Repeat(part, min_count, max_count):
-            return Repeat(_split(part, whole), min_count, max_count)
+            return choice(runs(sorted(options, key=is_whole), choice))
+        case Repeat(part):
+            return replace(pattern, part=_split(part, whole))
     return pattern
-
-
-def _is_whole(pattern: Pattern, whole: Mapping[str, Pattern]) -> bool:
-    return all(each.name in whole for each in references(pattern))
-
-
-def _with_joined_neighbours(
-    parts: Iterable[Pattern], whole: Mapping[str, Pattern]
-) -> Iterator[Pattern]:
-    joined: list[Pattern] = []
-    for part in parts:
-        if _is_whole(part, whole):
-            joined.append(part)
-            continue
-        yield _split(concat(joined), whole)
-        joined.clear()
-        yield _split(part, whole)
-    yield _split(concat(joined), whole)
 
 
 def _as_terminal(pattern: Pattern) -> Pattern:
@@ -515,71 +475,51 @@ def _parts(pattern: Pattern) -> Pattern:
             return concat(map(_as_terminal, parts))
         case Choice(options):
             return choice(map(_as_terminal, options))
-        case Repeat(part, min_count, max_count):
-            return Repeat(_as_terminal(part), min_count, max_count)
+        case Repeat(part):
+            return replace(pattern, part=_as_terminal(part))
     return Terminal(pattern)
 
 
-class _Graph:
-    """What may be read next in an NFA without conditions; sets of states are bits of integers."""
-
-    def __init__(self, parts: Nfa) -> None:
-        self._parts = parts
-        self._closures: dict[int, int] = {}
-
-    def closure(self, state: int) -> int:
-        """The states that are reached without reading."""
-        found = self._closures.get(state)
-        if found is None:
-            found = 1 << state
-            todo = [state]
-            while todo:
-                for _, after in self._parts.epsilon_edges[todo.pop()]:
-                    if not found >> after & 1:
-                        found |= 1 << after
-                        todo.append(after)
-            self._closures[state] = found
-        return found
-
-    def edges(self, states: int) -> Iterator[tuple[int, int, int]]:
-        """The states that read something, with what they read and where it leads."""
-        for state in _bits(states):
-            edge = self._parts.char_edges[state]
-            if edge is not None:
-                yield state, *edge
+# A repetition of more characters counts as unbounded, which has more texts and fewer states.
+_MAX_WRITTEN_OUT = 8
+# The most terminals and places between them; each terminal may visit all.
+_MAX_PLACES = 5_000
+# The most states of all terminals, times the classes of characters; and sets of states.
+_MAX_STEPS = 1_000_000
+_MAX_SETS = 10_000
 
 
-class _OrderBuilder(NfaBuilder):
-    """The grammar as an NFA that reads terminals, and returns from a rule to all its uses."""
+def _greedy(found: Mapping[str, Pattern], automata: dict[Pattern, Automaton]) -> set[Terminal]:
+    """The greedy terminals. Raises OutOfReach.
 
-    def __init__(self, found: Mapping[str, Pattern]) -> None:
-        super().__init__(_MAX_STATES)
-        self.terminals: list[Terminal] = []
-        self.rules = {name: (self.state(), self.state()) for name in found}
-        for name, pattern in found.items():
-            start, end = self.rules[name]
-            self.link(self.add(_loosened(pattern), start), end)
+    The terminals that may be next at one point of a text, a row, are followed together, as the
+    engine follows them. Where one of them has ended and another could continue with a byte that may
+    also begin the next row, the other one is too greedy. All sets are over-approximated, so no
+    greedy terminal is missed.
 
-    def add(self, pattern: Pattern, start: int) -> int:
-        """Add a part behind `start`; returns the last state."""
-        match pattern:
-            case Reference(name):
-                begin, end = self.rules[name]
-                after = self.state()
-                self.link(start, begin)
-                self.link(end, after)
-                return after
-            case Terminal(inner):
-                self.terminals.append(pattern)
-                after = self.edge(len(self.terminals) - 1, start)
-                if _is_nullable(inner):
-                    self.link(start, after)
-                return after
-        return super().add(pattern, start)
+    automata: of the terminals of earlier rounds; gets those of this one
+    """
+    order = _Order(found, automata)
+    if not order.terminals:
+        return set()  # of empty texts alone
+    lexer = _Lexer([automata[terminal.part] for terminal in order.terminals])
+    after = [order.row(end) for end in order.ends]
+    todo = [order.row(order.start)]
+    seen = set(todo)
+    wrong: set[int] = set()
+    while todo:
+        for states in lexer.reached(todo.pop()):
+            ended = [lexer.owners[state] for state in states if lexer.accepts[state]]
+            row = frozenset().union(*(after[terminal] for terminal in ended))
+            if row not in seen:
+                seen.add(row)
+                todo.append(row)
+            begins = lexer.begins(row)
+            wrong |= {lexer.owners[state] for state in states if lexer.continues[state] & begins}
+    return {order.terminals[index] for index in wrong}
 
 
 def _loosened(pattern: Pattern) -> Pattern:
-    """With large counts as loops, which have more texts and fewer states."""
     match pattern:
         case Concat(parts):
             return Concat(tuple(map(_loosened, parts)))
@@ -589,138 +529,116 @@ def _loosened(pattern: Pattern) -> Pattern:
             times = max_count or min_count
             if max_count is None or times * _size(part) > _MAX_WRITTEN_OUT:
                 return Repeat(_loosened(part), min(min_count, 1), None)
-            return Repeat(_loosened(part), min_count, max_count)
+            return replace(pattern, part=_loosened(part))
     return pattern
 
 
-def _is_nullable(pattern: Pattern) -> bool:
-    match pattern:
-        case Concat(parts):
-            return all(map(_is_nullable, parts))
-        case Choice(options):
-            return any(map(_is_nullable, options))
-        case Repeat(part, min_count):
-            return min_count == 0 or _is_nullable(part)
-    return isinstance(pattern, Empty)
+class _Order(NfaBuilder):
+    """The grammar as an NFA that reads terminals; a rule returns to all its uses.
 
-
-def too_greedy(found: Mapping[str, Pattern]) -> set[Terminal]:
-    """The greedy terminals. Raises TooManyStates.
-
-    The terminals that may be next at one point of a text, a row, are followed together, as the
-    engine follows them. Where one of them has ended and another could continue with a byte that may
-    also begin the next row, the other one is too greedy. All sets are over-approximated, so no
-    greedy terminal is missed.
+    terminals: in the order of their numbers
+    ends:      the state behind each
+    start:     of the root
     """
-    order = _OrderBuilder(found)
-    lexer = _Lexer(order.terminals)
-    graph = _Graph(order.parts)
-    after: list[int] = [0] * len(order.terminals)
-    for _, terminal, end in graph.edges((1 << len(order.parts.char_edges)) - 1):
-        after[terminal] = _row(graph, graph.closure(end))
-    todo = [_row(graph, graph.closure(order.rules[ROOT][0]))]
-    seen = set(todo)
-    wrong = 0
-    while todo:
-        for ended, further in lexer.states(todo.pop()):
-            row = 0
-            for terminal in _bits(ended):
-                row |= after[terminal]
-            if row and row not in seen:
-                seen.add(row)
-                todo.append(row)
-                if len(seen) > _MAX_ROWS:
-                    raise TooManyStates("too many rows of terminals")
-            wrong |= lexer.beginning_like(further, row)
-    return {order.terminals[index] for index in _bits(wrong)}
 
+    def __init__(self, found: Mapping[str, Pattern], automata: dict[Pattern, Automaton]) -> None:
+        super().__init__(_MAX_PLACES)
+        self.terminals: list[Terminal] = []
+        self.ends: list[int] = []
+        self._automata = automata
+        self._rules = {name: (self.state(), self.state()) for name in found}
+        self.start = self._rules[ROOT][0]
+        for name, pattern in found.items():
+            start, end = self._rules[name]
+            self.link(self.add(_loosened(pattern), start), end)
 
-def _row(graph: _Graph, states: int) -> int:
-    found = 0
-    for _, terminal, _ in graph.edges(states):
-        found |= 1 << terminal
-    return found
+    def add(self, pattern: Pattern, start: int) -> int:
+        """Add a part behind `start`; returns the last state."""
+        match pattern:
+            case Reference(name):
+                begin, end = self._rules[name]
+                after = self.state()
+                self.link(start, begin)
+                self.link(end, after)
+                return after
+            case Terminal(part):
+                if part not in self._automata:
+                    self._automata[part] = automaton_of(_loosened(part))
+                after = self.edge(len(self.terminals), start)
+                if self._automata[part].accepts[0]:
+                    self.link(start, after)
+                self.terminals.append(pattern)
+                self.ends.append(after)
+                return after
+        return super().add(pattern, start)
 
-
-class _Lexer:
-    """The characters of all terminals."""
-
-    def __init__(self, terminals: Iterable[Terminal]) -> None:
-        builder = NfaBuilder(_MAX_STATES)
-        starts = []
-        self._owner: dict[int, int] = {}  # of states that read
-        self._final: dict[int, int] = {}
-        for index, terminal in enumerate(terminals):
-            begin = builder.state()
-            final = builder.add(_loosened(terminal.part), begin)
-            starts.append(begin)
-            self._final[final] = index
-            self._owner |= dict.fromkeys(range(begin, len(builder.parts.char_edges)), index)
-        graph = _Graph(builder.parts)
-        edges = list(graph.edges((1 << len(builder.parts.char_edges)) - 1))
-        self._finals = sum(1 << state for state in self._final)
-        kept = self._finals | sum(1 << state for state, _, _ in edges)
-        self._first = [graph.closure(start) & kept for start in starts]
-        self._edges = {state: (label, graph.closure(end) & kept) for state, label, end in edges}
-        sets = list(builder.parts.sets)
-        self._bytes = [first_bytes(ranges) for ranges in sets]
-        # For each class of characters that sets distinguish, the states that read it.
-        _, columns = join([Partition.of_sets([ranges]) for ranges in sets])
-        readers = [0] * len(sets)
-        for state, (label, _) in self._edges.items():
-            readers[label] |= 1 << state
-        self._readers = [
-            sum(readers[index] for index in np.flatnonzero(column).tolist()) for column in columns.T
-        ]
-
-    def states(self, row: int) -> Iterator[tuple[int, int]]:
-        """For each reachable set of states: the terminals that have ended, and the set.
-
-        Raises TooManyStates.
-        """
-        start = 0
-        for terminal in _bits(row):
-            start |= self._first[terminal]
-        seen = {start}
-        todo = [start]
+    def row(self, state: int) -> frozenset[int]:
+        """The terminals that may be next."""
+        seen = {state}
+        todo = [state]
         while todo:
-            states = todo.pop()
-            for reader in self._readers:
-                after = 0
-                for state in _bits(states & reader):
-                    after |= self._edges[state][1]
-                if not after:
-                    continue
-                ended = 0
-                for state in _bits(after & self._finals):
-                    ended |= 1 << self._final[state]
-                if ended:
-                    yield ended, after
+            for _, after in self.parts.epsilon_edges[todo.pop()]:
                 if after not in seen:
                     seen.add(after)
                     todo.append(after)
-                    if len(seen) > _MAX_SETS:
-                        raise TooManyStates("too many sets of states")
-
-    def beginning_like(self, states: int, row: int) -> int:
-        """The terminals that can continue with a byte with which the row may begin."""
-        begins = 0
-        for terminal in _bits(row):
-            for state in _bits(self._first[terminal]):
-                if state in self._edges:
-                    begins |= self._bytes[self._edges[state][0]]
-        found = 0
-        for state in _bits(states) if begins else ():
-            if state in self._edges and self._bytes[self._edges[state][0]] & begins:
-                found |= 1 << self._owner[state]
-        return found
+        edges = [self.parts.char_edges[each] for each in seen]
+        return frozenset(edge[0] for edge in edges if edge is not None)
 
 
-def _bits(number: int) -> Iterator[int]:
-    while number:
-        lowest = number & -number
-        yield lowest.bit_length() - 1
-        number ^= lowest
+class _Lexer:
+    """The states of all terminals.
+
+    owners:    by state, the number of its terminal
+    accepts:   by state
+    continues: by state, the bytes with which it may continue, as bits
+    """
+
+    def __init__(self, automata: Sequence[Automaton]) -> None:
+        """Raises TooManyStates."""
+        partition, labels = join([each.partition for each in automata])
+        if sum(each.num_states for each in automata) * partition.num_labels > _MAX_STEPS:
+            raise TooManyStates("terminals of too many states")
+        lasts = [*(partition.starts[1:] - 1), NUM_CODE_POINTS - 1]
+        bytes_of = [0] * partition.num_labels
+        for first, last, label in zip(partition.starts, lasts, partition.labels, strict=True):
+            bytes_of[label] |= first_bytes(encodable(((int(first), int(last)),)))
+        self.owners: list[int] = []
+        self.accepts: list[bool] = []
+        self._starts: list[int] = []
+        # By state, the next one for each class of characters, which lives, or None.
+        self._steps: list[list[int | None]] = []
+        for owner, (automaton, own) in enumerate(zip(automata, labels, strict=True)):
+            start = len(self._steps)
+            lives = automaton.decided()[0].tolist()
+            self._starts.append(start)
+            self.accepts += automaton.accepts.tolist()
+            self.owners += [owner] * len(lives)
+            for steps in automaton.steps[:, own].tolist():
+                self._steps.append([start + each if lives[each] else None for each in steps])
+        self.continues = [
+            reduce(or_, compress(bytes_of, (after is not None for after in steps)), 0)
+            for steps in self._steps
+        ]
+        self._num_left = _MAX_SETS
+
+    def reached(self, row: Collection[int]) -> Iterator[frozenset[int]]:
+        """The sets of states to which texts lead from the start of a row. Raises TooManyStates."""
+        todo = [frozenset(self._starts[terminal] for terminal in row)]
+        seen = set()
+        while todo:
+            columns = set(zip(*(self._steps[state] for state in todo.pop()), strict=True))
+            for states in {frozenset(column) - {None} for column in columns}:
+                if states and states not in seen:
+                    seen.add(states)
+                    todo.append(states)
+                    yield states
+            if len(seen) > self._num_left:
+                raise TooManyStates("too many sets of states")
+        self._num_left -= len(seen)
+
+    def begins(self, row: Collection[int]) -> int:
+        """The bytes with which a row may begin, as bits."""
+        return reduce(or_, (self.continues[self._starts[terminal]] for terminal in row), 0)
 
 
 # The engine counts symbols in 16 bits.

@@ -6,7 +6,6 @@ the ends of every rule at every place of a text until nothing new is found.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -14,56 +13,20 @@ import pytest
 
 from constraints.errors import Contradiction, TooComplex
 from constraints.grammars.gbnf import to_grammar
+from constraints.regex.syntax import Chars, Choice, Concat, Pattern, Reference, Repeat
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import demo_vocabulary, needed_len
 from tests.constraints.grammars.rig import accepts, compiled, walk
 
 LETTERS = "abcéè"
+Rules = Mapping[str, Pattern]
+# The ends of each rule at each place of a text.
+Ends = Mapping[tuple[str, int], set[int]]
 
 
-@dataclass(frozen=True)
-class One:
-    """One character."""
-
-    chars: str
-    is_negated: bool = False
-
-
-@dataclass(frozen=True)
-class Literal:
-    text: str
-
-
-@dataclass(frozen=True)
-class Rule:
-    name: str
-
-
-@dataclass(frozen=True)
-class Then:
-    parts: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Either:
-    options: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Times:
-    part: "Node"
-    example: int
-    most: int | None
-
-
-Node = One | Literal | Rule | Then | Either | Times
-
-
-def has_text(rules: Mapping[str, Node], text: str) -> bool:
+def has_text(rules: Rules, text: str) -> bool:
     """Whether the text is what the rule `root` stands for."""
-    ends: dict[tuple[str, int], set[int]] = {
-        (name, at): set() for name in rules for at in range(len(text) + 1)
-    }
+    ends: Ends = {(name, at): set() for name in rules for at in range(len(text) + 1)}
     is_new = True
     while is_new:
         is_new = False
@@ -74,92 +37,90 @@ def has_text(rules: Mapping[str, Node], text: str) -> bool:
     return len(text) in ends["root", 0]
 
 
-def _ends(node: Node, at: int, text: str, known: Mapping[tuple[str, int], set[int]]) -> set[int]:
-    match node:
-        case One(chars, is_negated):
-            fits = at < len(text) and (text[at] in chars) != is_negated
-            return {at + 1} if fits else set()
-        case Literal(literal):
-            return {at + len(literal)} if text.startswith(literal, at) else set()
-        case Rule(name):
+def _ends(pattern: Pattern, at: int, text: str, known: Ends) -> set[int]:
+    match pattern:
+        case Chars(ranges, _, negated):
+            is_known = at < len(text) and any(low <= ord(text[at]) <= high for low, high in ranges)
+            return {at + 1} if at < len(text) and is_known != negated else set()
+        case Reference(name):
             return known[name, at]
-        case Then(parts):
+        case Concat(parts):
             found = {at}
             for part in parts:
                 found = {end for begin in found for end in _ends(part, begin, text, known)}
             return found
-        case Either(options):
+        case Choice(options):
             return {end for option in options for end in _ends(option, at, text, known)}
-        case Times(part, example, most):
-            return _repeated(part, example, most, {at}, text, known)
+        case Repeat(part, min_count, max_count):
+            # Beyond the text's length nothing but empty repeats are left.
+            last = min_count + len(text) + 1 if max_count is None else max_count
+            current = {at}
+            found = set()
+            for count in range(last + 1):
+                found |= current if count >= min_count else set()
+                current = {end for begin in current for end in _ends(part, begin, text, known)}
+            return found
+    raise AssertionError(pattern)
 
 
-def _repeated(
-    part: Node,
-    example: int,
-    most: int | None,
-    begins: set[int],
-    text: str,
-    known: Mapping[tuple[str, int], set[int]],
-) -> set[int]:
-    found = set(begins) if example == 0 else set()
-    current, count = begins, 0
-    # Beyond the text's length nothing but empty repeats are left.
-    limit = example + len(text) + 1 if most is None else most
-    while count < limit and current:
-        count += 1
-        current = {end for begin in current for end in _ends(part, begin, text, known)}
-        if count >= example:
-            found |= current
-    return found
-
-
-def as_gbnf(rules: Mapping[str, Node]) -> str:
+def as_gbnf(rules: Rules) -> str:
     """The grammar in GBNF."""
-    return "\n".join(f"{name} ::= {_written(node)}" for name, node in rules.items())
+    return "\n".join(f"{name} ::= {_written(pattern)}" for name, pattern in rules.items())
 
 
-def _written(node: Node) -> str:
-    match node:
-        case One(chars, is_negated):
-            return f"[{'^' if is_negated else ''}{chars}]"
-        case Literal(text):
-            return f'"{text}"'
-        case Rule(name):
+def _written(pattern: Pattern) -> str:
+    match pattern:
+        case Chars(ranges, _, negated):
+            return f"[{'^' if negated else ''}{''.join(chr(low) for low, _ in ranges)}]"
+        case Reference(name):
             return name
-        case Then(parts):
+        case Concat(parts):
             return f"({' '.join(map(_written, parts))})"
-        case Either(options):
+        case Choice(options):
             return f"({' | '.join(map(_written, options))})"
-        case Times(part, example, most):
-            return f"({_written(part)}){{{example},{'' if most is None else most}}}"
+        case Repeat(part, min_count, max_count):
+            return f"({_written(part)}){{{min_count},{'' if max_count is None else max_count}}}"
+    raise AssertionError(pattern)
 
 
-def any_grammar(draw: random.Random) -> dict[str, Node]:
+def any_grammar(draw: random.Random) -> Rules:
     """A few rules that lead to each other."""
     names = ["root", "x", "y", "z"][: draw.randint(1, 4)]
-    return {name: _any_node(draw, names, 3) for name in names}
+    return {name: _any_pattern(draw, names, 3) for name in names}
 
 
-def _any_node(draw: random.Random, names: list[str], depth: int) -> Node:
+def _any_pattern(draw: random.Random, names: list[str], depth: int) -> Pattern:
     kind = draw.choice(
         ["one", "literal", "rule"] + ["then", "then", "either", "times"] * (depth > 0)
     )
     match kind:
         case "one":
-            chars = "".join(draw.sample(LETTERS, draw.randint(1, 3)))
-            return One(chars, draw.random() < 0.2)
+            return one("".join(draw.sample(LETTERS, draw.randint(1, 3))), draw.random() < 0.2)
         case "literal":
-            return Literal("".join(draw.choices(LETTERS, k=draw.randint(0, 3))))
+            return literal("".join(draw.choices(LETTERS, k=draw.randint(0, 3))))
         case "rule":
-            return Rule(draw.choice(names))
-    several = tuple(_any_node(draw, names, depth - 1) for _ in range(draw.randint(2, 3)))
-    if kind == "then":
-        return Then(several)
-    if kind == "either":
-        return Either(several)
-    example = draw.randint(0, 2)
-    return Times(several[0], example, draw.choice([None, example + draw.randint(0, 2)]))
+            return Reference(draw.choice(names), 0)
+    several = [_any_pattern(draw, names, depth - 1) for _ in range(draw.randint(2, 3))]
+    if kind != "times":
+        return Concat((*several,)) if kind == "then" else Choice((*several,))
+    min_count = draw.randint(0, 2)
+    return Repeat(several[0], min_count, draw.choice([None, min_count + draw.randint(0, 2)]))
+
+
+def one(chars: str, negated: bool = False) -> Pattern:
+    return Chars(tuple((ord(char), ord(char)) for char in chars), negated=negated)
+
+
+def literal(text: str) -> Pattern:
+    return Concat(tuple(map(one, text)))
+
+
+def then(*parts: Pattern) -> Pattern:
+    return Concat(parts)
+
+
+def either(*options: Pattern) -> Pattern:
+    return Choice(options)
 
 
 JSON = r"""
@@ -179,26 +140,23 @@ string ::=
 number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
 ws ::= | " " | "\n" [ \t]{0,20}
 """
-ROOT, X = Rule("root"), Rule("x")
-A, B, C, NOTHING = (Literal(text) for text in ("a", "b", "c", ""))
-WORD = Times(One("ab"), 1, None)
+ROOT, X = Reference("root", 0), Reference("x", 0)
+A, B, C, AB, NOTHING = map(literal, ("a", "b", "c", "ab", ""))
+WORD = Repeat(one("ab"), 1, None)
 # Grammars whose largest pieces a greedy lexer would read wrongly.
-TRAPS: dict[str, dict[str, Node]] = {
-    "a beginning": {"root": Either((Then((A, B)), Then((Literal("ab"), C))))},
-    "a repeat": {"root": X, "x": Then((Times(A, 1, None), Times(X, 0, 1), Literal("ab")))},
+TRAPS: dict[str, Rules] = {
+    "a beginning": {"root": either(then(A, B), then(AB, C))},
+    "a repeat": {"root": X, "x": then(Repeat(A, 1, None), Repeat(X, 0, 1), AB)},
     "a byte": {
-        "root": Either((Then((X, Literal("è"))), C)),
-        "x": Either((Times(Literal("é"), 1, None), Then((A, ROOT, B)))),
+        "root": either(then(X, literal("è")), C),
+        "x": either(Repeat(literal("é"), 1, None), then(A, ROOT, B)),
     },
-    "left": {"root": Either((Then((ROOT, B)), A))},
-    "right": {"root": Either((Then((A, ROOT)), Then((B, ROOT, C)), NOTHING))},
-    "both": {"root": Either((Then((ROOT, ROOT)), A, NOTHING))},
-    "words": {
-        "root": Either((Then((WORD, X, ROOT)), WORD)),
-        "x": Times(Then((C, X)), 0, 1),
-    },
-    "an end": {"root": Then((A, Times(ROOT, 0, 1), Times(One("abc"), 1, 2)))},
-    "options": {"root": Either((Then((Either((Literal("ab"), Literal("abc"))), ROOT)), C))},
+    "left": {"root": either(then(ROOT, B), A)},
+    "right": {"root": either(then(A, ROOT), then(B, ROOT, C), NOTHING)},
+    "both": {"root": either(then(ROOT, ROOT), A, NOTHING)},
+    "words": {"root": either(then(WORD, X, ROOT), WORD), "x": Repeat(then(C, X), 0, 1)},
+    "an end": {"root": then(A, Repeat(ROOT, 0, 1), Repeat(one("abc"), 1, 2))},
+    "options": {"root": either(then(either(AB, literal("abc")), ROOT), C)},
 }
 
 
@@ -231,11 +189,6 @@ def test_greed_loses_no_text(name: str) -> None:
 def test_groups_in_groups_have_an_end() -> None:
     with pytest.raises(TooComplex):
         to_grammar(f"root ::= {'(' * 60}[a]{')' * 60}")
-
-
-def test_what_needs_no_stack_is_one_terminal() -> None:
-    grammar = to_grammar('root ::= word (ws word)*\nword ::= [a-z]+\nws ::= [ ] ws | "."')
-    assert [line.partition(":")[0] for line in grammar.splitlines()[1:]] == ["start", "r0", "T0"]
 
 
 def test_a_grammar_of_json_has_few_terminals() -> None:
