@@ -188,14 +188,13 @@ class Compiler:
             case Kind.REGEX:
                 return self._pattern_language(spec)
             case Kind.LARK:
-                translated = lark.to_grammar(
+                grammar = lark.to_grammar(
                     spec.text,
                     spec.whitespace,
                     special_ids_of(self.vocabulary),
                     lenient=spec.lenient,
                 )
-                grammar = translated.text
-                may_run_on = translated.may_run_on
+                may_run_on = True
                 explain = partial(lark.explain, spec.text)
                 hint_without_text = lark.HINT_WITHOUT_TEXT
             case Kind.TEXT:
@@ -299,7 +298,7 @@ class Compiler:
                     limits,
                     schema.explain,
                     schema.not_enforced,
-                    hints_of(spec, rewritten=schema.rewritten),
+                    hints_of(spec),
                     watch=watch,
                 )
             except Contradiction as error:

@@ -225,7 +225,7 @@ class GrammarLanguage:
     ) -> None:
         """`explain` turns a message of the engine into the error to raise.
 
-        may_run_on: forced bytes may repeat without end, see `lark.may_run_on`
+        may_run_on: terminals are greedy: bytes may be forced without end, see `grammars.lark`
         watch:      what a `WatchedLanguage` watches
         hint_without_text: what to look for in a constraint of which no text is found
         """
@@ -234,6 +234,7 @@ class GrammarLanguage:
         self.grammar = grammar
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
+        self.may_have_dead_ends = self.may_have_dead_ends or may_run_on
         self.watch = watch
         self.hint_without_text = hint_without_text
         # Schemas are in it, and their leaves among the hints.
@@ -432,11 +433,7 @@ class GrammarMatcher:
     def deterministic_suffix(self) -> bytes:
         """The bytes with which every legal text continues, or the first of them."""
         if self._language.may_run_on:
-            ahead = self._inner.deep_copy()
-            forced = deterministic_suffix_of(ahead, self._language.vocabulary)
-            if ahead.is_error():
-                raise EngineFailed(f"the matcher broke: {_first_line(ahead.get_error())}")
-            return forced
+            return deterministic_suffix_of(self._inner.deep_copy(), self._language.vocabulary)
         forced = self._inner.compute_ff_bytes()
         self._check()
         self._spend(len(forced))
@@ -475,17 +472,22 @@ class GrammarMatcher:
                 if not self._made:
                     language.first_completion = found
                 return found
-        found = shortest_completion(
-            self,
-            language.vocabulary,
-            max_len,
-            tails,
-            language.hints.all(),
-            self._bytewise(),
-            before=text_of(tuple(self._made[-MAX_BEFORE:]), language.vocabulary),
-            is_patient=not self._made,
-            num_failed=num_failed,
-        )
+        try:
+            found = shortest_completion(
+                self,
+                language.vocabulary,
+                max_len,
+                tails,
+                language.hints.all(),
+                self._bytewise(),
+                before=text_of(tuple(self._made[-MAX_BEFORE:]), language.vocabulary),
+                is_patient=not self._made,
+                num_failed=num_failed,
+            )
+        except EngineFailed as error:
+            # No token is legal here, or it is too hard for the engine: no place for an output.
+            found = None
+            failure = error
         if self._made:
             return found
         if found is None and failure is not None:
@@ -572,6 +574,8 @@ class GrammarMatcher:
 
     def _fail(self, error: str) -> NoReturn:
         self._language.discard(self._original)
+        if "NoExtensionBias" in error:
+            raise EngineFailed("no token is legal here")
         raise EngineFailed(f"the matcher broke: {_first_line(error)}")
 
 

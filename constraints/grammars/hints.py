@@ -17,7 +17,6 @@ matcher and nothing else.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -29,6 +28,7 @@ from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
 from constraints.grammars.lark import Word, special_id, words
 from constraints.guiding.completion import CompletionHints
+from constraints.regex.char_sets import NUM_CODE_POINTS, SURROGATES
 from constraints.regex.look_around import conjuncts, looks_around
 from constraints.regex.syntax import (
     Chars,
@@ -43,7 +43,6 @@ from constraints.regex.syntax import (
 )
 from constraints.regex.writing import matching, searching
 from constraints.schema.reading import Json
-from constraints.schema.rewriting import Rewritten
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import mark_of
 
@@ -74,28 +73,17 @@ def example_text(pattern: Pattern) -> str | None:
             return ""
 
 
-def _char_of(chars: Chars) -> str | None:
-    match chars:
-        case Chars(((first, last),), (), False, False) if first == last:
-            return None if 0xD800 <= first <= 0xDFFF else chr(first)
-    return _preferred_char(chars)
-
-
 @lru_cache(maxsize=4096)
-def _preferred_char(chars: Chars) -> str | None:
-    for char in LIKED:
-        if has(chars, char):
+def _char_of(chars: Chars) -> str | None:
+    """Its only character, one that is liked, or one at an edge of its ranges."""
+    only = [chr(first) for first, last in chars.ranges[:1] if first == last]
+    step = int(chars.negated)
+    codes = [code for low, high in chars.ranges for code in (low - step, high + step)]
+    edges = (chr(code) for code in codes if 0 <= code < NUM_CODE_POINTS)
+    for char in chain(only, LIKED, edges):
+        if has(chars, char) and not SURROGATES[0] <= ord(char) <= SURROGATES[1]:
             return char
-    return next(edges_of(chars), None)
-
-
-def edges_of(chars: Chars) -> Iterator[str]:
-    """Characters at the edges of a set given by numbers: inside, or just outside if negated."""
-    for first, last in chars.ranges:
-        for code in (first - 1, last + 1) if chars.negated else (first, last):
-            is_char = 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
-            if is_char and has(chars, chr(code)):
-                yield chr(code)
+    return None
 
 
 # The shortest text that is valid by every definition.
@@ -232,21 +220,15 @@ _MAX_TERMINAL_LEN = 1_000
 # A set of so few characters is spelt like its first.
 _FEW = 3
 
-# Schemas with these keywords may have patterns, which are rewritten for the engine.
-_WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
 
-
-def hints_of(spec: ConstraintSpec, rewritten: Rewritten | None = None) -> CompletionHints:
-    """The hints of a constraint that compiles.
-
-    rewritten: the rewritten schema, if available; not changed any more
-    """
+def hints_of(spec: ConstraintSpec) -> CompletionHints:
+    """The hints of a constraint that compiles."""
     if len(spec.text) > MAX_SOURCE_LEN:
         return CompletionHints()
     try:
         match spec.kind:
             case Kind.JSON_SCHEMA:
-                return _of_schema(spec, rewritten)
+                return CompletionHints((), lambda: leaves(json.loads(spec.text)))
             case Kind.REGEX if len(spec.text) <= MAX_PATTERN_LEN:
                 found = [_example(matching(spec.text)), *_runs([parse(spec.text, Dialect.PYTHON)])]
             case Kind.LARK:
@@ -276,17 +258,6 @@ def _of_lark(found: Sequence[Word]) -> CompletionHints:
     schemas = [word.value for word in found if word.text == "%json"]
     parts = [leaf for schema in schemas for leaf in leaves(schema)]
     return CompletionHints((*marks, *texts, *dict.fromkeys(parts)))
-
-
-def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionHints:
-    is_at_hand = rewritten is not None and not _WITH_PATTERNS.search(spec.text)
-
-    def all_hints() -> tuple[bytes, ...]:
-        if rewritten is None or not is_at_hand:
-            return leaves(json.loads(spec.text))
-        return leaves([rewritten.root, rewritten.definitions])
-
-    return CompletionHints((), all_hints)
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:

@@ -15,6 +15,7 @@ import re
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -96,35 +97,40 @@ class Watches:
         self.is_instance = lru_cache(_MAX_JUDGED)(is_instance)
 
 
-@dataclass(frozen=True, slots=True)
 class Position:
-    """The state behind a text.
+    """The state behind a text; it does not change once it was read.
 
-    start:     where the present value or key begins in it
-    num_watched: the open frames in which something is watched
+    mode:      what the next byte belongs to
+    frames:    the open arrays and objects
+    num_watched: those in which something is watched
     """
 
-    watches: Watches
-    text: bytes = b""
-    frames: tuple[Frame, ...] = ()
-    mode: Mode = Mode.VALUE
-    start: int = 0
-    num_watched: int = 0
+    def __init__(self, watches: Watches) -> None:
+        self.watches = watches
+        self.frames: tuple[Frame, ...] = ()
+        self.mode = Mode.VALUE
+        self.num_watched = 0
+        self._text = b""
+        # Where the present value or key begins in it, and how much of it was read.
+        self._start = 0
+        self._at = 0
+        self._judges = True
 
     def behind(self, more: bytes, *, judges: bool = True) -> "Position | None":
         """The place behind some more bytes; None: a watch forbids one of them.
 
         judges: whether values are judged where they end
         """
-        reading = _Reading(self, more, judges=judges)
-        return reading.end() if reading.run() else None
+        after = copy(self)
+        after._judges = judges
+        return after if after._read(more) == len(more) else None
 
     def legal_part(self, more: bytes) -> "tuple[int, Position | None]":
         """How many of the bytes may follow, and the place behind them if all may."""
-        reading = _Reading(self, more, judges=True)
-        if reading.run():
-            return len(more), reading.end()
-        return reading.num_legal, None
+        after = copy(self)
+        after._judges = True
+        num_legal = after._read(more)
+        return num_legal, after if num_legal == len(more) else None
 
     @property
     def may_end(self) -> bool:
@@ -153,7 +159,7 @@ class Position:
         frame = self.frames[-1]
         if self.mode is Mode.STRING and not frame.watch.differ:
             return []
-        begun = self.text[self.start + 1 :]
+        begun = self._text[self._start + 1 :]
         texts = [
             each.encode(errors="surrogatepass") for each in frame.seen if isinstance(each, str)
         ]
@@ -177,7 +183,7 @@ class Position:
         names = _names_left(frame)
         if names is None or (self.mode is Mode.KEY and not frame.seen and not frame.watch.least):
             return True
-        begun = b"" if self.mode is Mode.KEY else self.text[self.start + 1 :]
+        begun = b"" if self.mode is Mode.KEY else self._text[self._start + 1 :]
         # Control characters have several spellings.
         spelt = (json.dumps(name, ensure_ascii=False)[1:].encode() for name in names)
         return rb"\u" in begun or any(name.startswith(begun) for name in spelt)
@@ -187,7 +193,7 @@ class Position:
         """Whether a listed value may be the item that begins or has begun; where none are, any."""
         if self.mode is Mode.AFTER or not self.frames or not self.frames[-1].watch.values:
             return True
-        begun = b"" if self.mode is Mode.VALUE else self.text[self.start :]
+        begun = b"" if self.mode is Mode.VALUE else self._text[self._start :]
         listed = (value.encode() for value in self.frames[-1].watch.values)
         # White space ends a number.
         return any(
@@ -195,53 +201,32 @@ class Position:
             for value in listed
         )
 
-
-class _Reading:
-    """One piece of text being read."""
-
-    def __init__(self, place: Position, more: bytes, *, judges: bool) -> None:
-        self._watches = place.watches
-        self._judges = judges
-        self._text = place.text + more
-        self._at = len(place.text)
-        self._frames = place.frames
-        self._mode = place.mode
-        self._start = place.start
-        self._num_watched = place.num_watched
-        self.num_legal = 0
-
-    def end(self) -> Position:
-        return Position(
-            self._watches, self._text, self._frames, self._mode, self._start, self._num_watched
-        )
-
-    def run(self) -> bool:
-        """Read to the end; False: a watch forbids it, behind `num_legal` bytes."""
-        steps = _STEPS
-        start = self._at
+    def _read(self, more: bytes) -> int:
+        """Returns how many of the bytes a watch allows."""
+        begun_at = self._at
+        self._text += more
         while self._at < len(self._text):
-            mode = self._mode
-            if not steps[mode](self):
+            mode = self.mode
+            if not _STEPS[mode](self):
                 # The byte behind a number ends it, and is not read yet.
-                self.num_legal = self._at - start - (mode is not Mode.NUMBER)
-                return False
-        return True
+                return self._at - begun_at - (mode is not Mode.NUMBER)
+        return len(more)
 
     def _in_string(self) -> bool:
-        is_key = self._mode is Mode.IN_KEY
+        is_key = self.mode is Mode.IN_KEY
         found = _STRING_END.search(self._text, self._at)
         if found is None:
             self._at = len(self._text)
             return True
         self._at = found.end()
         if self._text[self._at - 1] != _QUOTE:
-            self._mode = Mode.ESCAPE_IN_KEY if is_key else Mode.ESCAPE
+            self.mode = Mode.ESCAPE_IN_KEY if is_key else Mode.ESCAPE
             return True
         return self._key_done() if is_key else self._value_done(self._start)
 
     def _escaped(self) -> bool:
         self._at += 1
-        self._mode = Mode.IN_KEY if self._mode is Mode.ESCAPE_IN_KEY else Mode.STRING
+        self.mode = Mode.IN_KEY if self.mode is Mode.ESCAPE_IN_KEY else Mode.STRING
         return True
 
     def _in_number(self) -> bool:
@@ -265,11 +250,11 @@ class _Reading:
                 self._open(is_array=byte == 0x5B)
                 return True
             case 0x22:
-                self._mode = Mode.STRING
+                self.mode = Mode.STRING
             case 0x74 | 0x66 | 0x6E:  # t f n: complete, as nothing else begins so
                 return self._done(_LITERALS[byte])
             case _:
-                self._mode = Mode.NUMBER
+                self.mode = Mode.NUMBER
         self._start = self._at - 1
         return True
 
@@ -278,13 +263,13 @@ class _Reading:
         byte = self._text[self._at]
         self._at += 1
         if byte == 0x2C:
-            frame = self._frames[-1]
+            frame = self.frames[-1]
             if frame.is_array:
-                self._mode = Mode.VALUE
+                self.mode = Mode.VALUE
                 number = (frame.number or 0) + 1
-                self._frames = (*self._frames[:-1], frame._replace(number=number))
+                self.frames = (*self.frames[:-1], frame._replace(number=number))
                 return True
-            self._mode = Mode.KEY
+            self.mode = Mode.KEY
             return not _is_full(frame)
         return self._close() if byte in (0x5D, 0x7D) else True
 
@@ -296,13 +281,13 @@ class _Reading:
             return self._close()
         if byte != _QUOTE:
             return True
-        self._mode = Mode.IN_KEY
+        self.mode = Mode.IN_KEY
         self._start = self._at - 1
-        return not _is_full(self._frames[-1])
+        return not _is_full(self.frames[-1])
 
     def _key_done(self) -> bool:
-        frame = self._frames[-1]
-        self._mode = Mode.COLON
+        frame = self.frames[-1]
+        self.mode = Mode.COLON
         if frame.watch is _UNWATCHED:
             return True
         key = json.loads(self._text[self._start : self._at])
@@ -311,35 +296,35 @@ class _Reading:
             return False
         counted = {key} if frame.watch.is_watched else frozenset()
         frame = frame._replace(number=frame.watch.member(key), seen=frame.seen | counted)
-        self._frames = (*self._frames[:-1], frame)
+        self.frames = (*self.frames[:-1], frame)
         return True
 
     def _colon(self) -> bool:
         if self._text[self._at] == 0x3A:
-            self._mode = Mode.VALUE
+            self.mode = Mode.VALUE
         self._at += 1
         return True
 
     def _open(self, *, is_array: bool) -> None:
         number = self._number_of_value()
-        places = self._watches.arrays if is_array else self._watches.objects
+        places = self.watches.arrays if is_array else self.watches.objects
         watch = _UNWATCHED if number is None else places[number]
-        self._num_watched += watch.is_watched
+        self.num_watched += watch.is_watched
         counts = (0,) * len(watch.wanted)
-        self._frames = (*self._frames, Frame(is_array, watch, self._at - 1, counts=counts))
-        self._mode = Mode.VALUE if is_array else Mode.KEY
+        self.frames = (*self.frames, Frame(is_array, watch, self._at - 1, counts=counts))
+        self.mode = Mode.VALUE if is_array else Mode.KEY
 
     def _number_of_value(self) -> int | None:
         """The place of the value that begins; None: nothing is watched there."""
-        if not self._frames:
+        if not self.frames:
             return 0
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         if frame.is_array:
             return frame.watch.item(frame.number or 0)
         return None if frame.watch is _UNWATCHED else frame.number
 
     def _close(self) -> bool:
-        frame = self._frames[-1]
+        frame = self.frames[-1]
         watch = frame.watch
         if not frame.is_array and (
             len(frame.seen) < watch.least or not frame.seen.issuperset(watch.required)
@@ -349,8 +334,8 @@ class _Reading:
             count < each.least for count, each in zip(frame.counts, frame.watch.wanted, strict=True)
         ):
             return False
-        self._frames = self._frames[:-1]
-        self._num_watched -= frame.watch.is_watched
+        self.frames = self.frames[:-1]
+        self.num_watched -= frame.watch.is_watched
         return self._value_done(frame.start)
 
     def _value_done(self, start: int) -> bool:
@@ -359,12 +344,12 @@ class _Reading:
 
     def _done(self, value: bytes) -> bool:
         """A value is complete: it is looked at, as an instance or an item of a watched array."""
-        self._mode = Mode.AFTER
+        self.mode = Mode.AFTER
         number = self._number_of_value() if self._judges else None
-        for schema in () if number is None else self._watches.judged[number]:
-            if not self._watches.is_instance(schema, value):
+        for schema in () if number is None else self.watches.judged[number]:
+            if not self.watches.is_instance(schema, value):
                 return False
-        frame = self._frames[-1] if self._frames else None
+        frame = self.frames[-1] if self.frames else None
         if frame is None or not frame.watch.reads_items:
             return True
         after = self._remembered(frame, value) if frame.watch.differ else frame
@@ -372,7 +357,7 @@ class _Reading:
             after = self._counted(after, value)
         if after is None:
             return False
-        self._frames = (*self._frames[:-1], after)
+        self.frames = (*self.frames[:-1], after)
         return True
 
     def _remembered(self, frame: Frame, item: bytes) -> Frame | None:
@@ -386,7 +371,7 @@ class _Reading:
         """The frame with this item counted; None: too many of a kind, or too few can follow."""
         watch = frame.watch
         counts = tuple(
-            count + self._watches.is_wanted(each.schema, item)
+            count + self.watches.is_wanted(each.schema, item)
             for count, each in zip(frame.counts, watch.wanted, strict=True)
         )
         room = None if watch.longest is None else watch.longest - (frame.number or 0) - 1
@@ -399,15 +384,15 @@ class _Reading:
 
 
 _STEPS = {
-    Mode.VALUE: _Reading._value,
-    Mode.STRING: _Reading._in_string,
-    Mode.ESCAPE: _Reading._escaped,
-    Mode.NUMBER: _Reading._in_number,
-    Mode.AFTER: _Reading._after,
-    Mode.KEY: _Reading._key,
-    Mode.IN_KEY: _Reading._in_string,
-    Mode.ESCAPE_IN_KEY: _Reading._escaped,
-    Mode.COLON: _Reading._colon,
+    Mode.VALUE: Position._value,
+    Mode.STRING: Position._in_string,
+    Mode.ESCAPE: Position._escaped,
+    Mode.NUMBER: Position._in_number,
+    Mode.AFTER: Position._after,
+    Mode.KEY: Position._key,
+    Mode.IN_KEY: Position._in_string,
+    Mode.ESCAPE_IN_KEY: Position._escaped,
+    Mode.COLON: Position._colon,
 }
 
 

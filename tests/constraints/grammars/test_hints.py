@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from constraints.engine import LIMITS
 from constraints.grammars.hints import MAX_HINTS, MAX_LEAVES, hints_of
 from constraints.guiding.completion import CompletionHints
-from constraints.schema.json_schema import prepare
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from tests.constraints.cases import SCHEMAS, record
+from tests.constraints.cases import record
 
 
 def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tuple[bytes, ...]:
@@ -159,16 +157,6 @@ def test_hints_take_little_time(spec: ConstraintSpec) -> None:
 )
 def test_a_schema_in_a_grammar_that_is_none_has_no_hints(schema: str) -> None:
     assert hints_of(ConstraintSpec(Kind.LARK, f"start: %json {schema}")).all() == ()
-
-
-@pytest.mark.parametrize("name", list(SCHEMAS))
-def test_a_schema_that_is_rewritten_already_has_hints_too(name: str) -> None:
-    text = json.dumps(SCHEMAS[name])
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
-    schema = prepare(spec, LIMITS[Kind.JSON_SCHEMA])
-
-    # A format may have become a pattern.
-    assert len(hints_of(spec, rewritten=schema.rewritten).all()) >= len(hints_of(spec).all())
 
 
 def test_hints_behind_the_first_are_made_once_and_when_they_are_asked_for() -> None:
