@@ -6,25 +6,24 @@ is read from the mask at the place where a text fails, and shown in classes of c
 """
 
 import json
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask, allowed_ids
-from constraints.engine import GrammarLanguage
-from constraints.errors import ConstraintError, EngineFailed
+from constraints.errors import ConstraintError
 from constraints.grammars.watching import WatchedLanguage
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
 from constraints.results import Judgement, JudgeResult, SpellingNote
-from constraints.schema.respelling import Respelling, Respelt
+from constraints.schema.reading import no_key_twice
 from constraints.schema.validation import MaskFormats, violations
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary, first_bytes_of
 from constraints.where.engine import WhereLanguage
 
@@ -153,9 +152,19 @@ def _quoted(text: bytes) -> str:
     return repr(shown if len(shown) <= _MAX_LITERAL_LEN else shown[:_MAX_LITERAL_LEN] + "...")
 
 
-# Orders of keys that lead nowhere, of a text that may be an instance.
-_MAX_DEAD_ENDS = 50
-_UNDECIDED = "it may be an instance: it violates no keyword, but masks are not known to write it"
+_MISSPELT = (
+    "an instance; masks write it otherwise: keys in the schema's order, and numbers, characters and"
+    " white space in one spelling"
+)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+# What a JSON text without its strings looks like; white space that was asked for is a part of the
+# constraint.
+_LAYOUTS = {
+    Whitespace.FLEXIBLE: re.compile(r"(?s:.*)"),
+    Whitespace.COMPACT: re.compile(r"\S*"),
+    Whitespace.SPACED: re.compile(r"(?:[,:] |[^,:\s])*"),
+    Whitespace.OPTIONAL: re.compile(r"(?:[,:] ?|[^,:\s])*"),
+}
 
 
 def judge(
@@ -169,16 +178,14 @@ def judge(
     shortest = language.matcher().shortest(max_len)
     by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
     judging = TextJudge(language, vocabulary, by_tokens=by_tokens)
-    if spec.kind is Kind.JSON_SCHEMA and isinstance(language, GrammarLanguage):
-        by_value = _ValueJudge(language, spec, judging)
-        judgements = tuple(by_value.judge(text) for text in texts)
-    else:
-        judgements = tuple(judging.judge(text) for text in texts)
-    checked = language.checked_at_close if isinstance(language, WatchedLanguage) else ()
-    if checked:
-        judgements = tuple(map(_explained, judgements, texts, [spec.text] * len(texts)))
+    judgements = [judging.judge(text) for text in texts]
+    if spec.kind is Kind.JSON_SCHEMA:
+        pairs = zip(judgements, texts, strict=True)
+        judgements = [_by_value(each, text, spec) for each, text in pairs]
     if language.not_enforced:
-        judgements = tuple(map(_verified, judgements, texts, [spec.text] * len(texts)))
+        pairs = zip(judgements, texts, strict=True)
+        judgements = [_verified(each, text, spec.text) for each, text in pairs]
+    checked = language.checked_at_close if isinstance(language, WatchedLanguage) else ()
     written = None
     min_len = None
     if shortest is not None:
@@ -188,7 +195,7 @@ def judge(
     return JudgeResult(
         written,
         min_len,
-        judgements,
+        tuple(judgements),
         language.dropped_phrases,
         language.not_enforced,
         checked,
@@ -203,20 +210,24 @@ def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
     return replace(judgement, accepted=False, position=len(text), failure=str(found[0]))
 
 
-def _explained(judgement: Judgement, text: str, schema_text: str) -> Judgement:
-    """The judgement of a refused text, with the reason why a value may not end."""
-    if judgement.accepted or judgement.failure is not None or not _is_json(text):
+def _by_value(judgement: Judgement, text: str, spec: ConstraintSpec) -> Judgement:
+    """The judgement of a text that masks do not write: it is an instance if its value is one.
+
+    What masks follow to its end, as the first digit of a number, is left unfinished.
+    """
+    if judgement.failure is not None or judgement.position in (None, len(text)):
         return judgement
-    found = violations(schema_text, text, MaskFormats())
-    return replace(judgement, failure=str(found[0])) if found else judgement
-
-
-def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        json.loads(text, object_pairs_hook=no_key_twice)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return judgement
+    if not _LAYOUTS[spec.whitespace].fullmatch(_STRING.sub("", text)):
+        return judgement
+    found = violations(spec.text, text, MaskFormats())
+    if found:
+        return replace(judgement, failure=str(found[0]))
+    note = SpellingNote(judgement.position or 0, _MISSPELT)
+    return replace(judgement, accepted=True, position=None, expected=(), note=note)
 
 
 class TextJudge:
@@ -286,61 +297,6 @@ class TextJudge:
                 break
             found.append(token_id)
         return found
-
-
-class _ValueJudge:
-    """Judges texts under a schema by their value: keys may come in any order."""
-
-    def __init__(self, language: GrammarLanguage, spec: ConstraintSpec, judging: TextJudge) -> None:
-        self._language = language
-        self._spec = spec
-        self._judging = judging
-        self._formats = MaskFormats()
-
-    @cached_property
-    def _respelling(self) -> Respelling | None:
-        in_bytes = self._language.in_bytes()
-        return None if in_bytes is None else Respelling(in_bytes, self._spec)
-
-    def judge(self, text: str) -> Judgement:
-        """The judgement of the text, or else of its value in the spelling of masks."""
-        judgement = self._judging.judge(text)
-        if judgement.position is None or judgement.failure is not None or self._respelling is None:
-            return judgement
-        try:
-            found = self._respelling.respelt(text, max_dead_ends=1)
-            if found is None:
-                return judgement
-            if not found.is_whole and violations(self._spec.text, text, self._formats):
-                return self._where_stuck(found, judgement)
-            if not found.is_whole:
-                found = self._respelling.respelt(text, _MAX_DEAD_ENDS) or found
-        except EngineFailed as error:
-            return replace(judgement, failure=str(error))
-        if found.is_whole:
-            return self._of_instance(found, text, judgement.position)
-        judgement = self._where_stuck(found, judgement)
-        return replace(judgement, note=SpellingNote(judgement.position or 0, _UNDECIDED))
-
-    def _where_stuck(self, found: Respelt, judgement: Judgement) -> Judgement:
-        """The judgement of the order that was tried, with its place in the judged text."""
-        if found.next_token is None:
-            return judgement
-        there = self._judging.judge(found.text + found.next_token.text)
-        if there.position is None:
-            return judgement
-        num_legal = there.position - len(found.text)
-        return replace(there, position=found.next_position + num_legal)
-
-    def _of_instance(self, found: Respelt, text: str, position: int) -> Judgement:
-        """`position`: how far masks follow the text."""
-        judgement = self._judging.judge(found.text)
-        # Up to draft 4 a number with a point is no integer.
-        if found.has_other_numbers:
-            judgement = _verified(judgement, text, self._spec.text)
-        place, words = found.difference() or (position, "other white space")
-        note = SpellingNote(place, f"an instance; masks write {words}")
-        return replace(judgement, note=note) if judgement.accepted else judgement
 
 
 def _whole_characters(text: bytes) -> int:

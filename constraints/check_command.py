@@ -263,11 +263,11 @@ def shown(text: str, judgement: Judgement) -> Text:
     result = Text.assemble(verdict, where, "\n  ", before, after)
     result.append("\n  " + " " * cell_len(before))
     result.append("^\n", "bold red")
-    if judgement.failure is not None:
-        return result.append(f"  {judgement.failure}")
-    result.append(f"  expected: {', '.join(judgement.expected)}")
-    result.append(f"\n  legal there: {_tokens(judgement.num_legal)}")
-    return result.append(_noted(judgement))
+    lines = [] if judgement.failure is None else [judgement.failure]
+    if judgement.expected:
+        lines.append(f"expected: {', '.join(judgement.expected)}")
+        lines.append(f"legal there: {_tokens(judgement.num_legal)}")
+    return result.append("\n".join(f"  {line}" for line in lines))
 
 
 def _noted(judgement: Judgement) -> str:

@@ -28,7 +28,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class SpellingNote:
-    """A place in a text, in characters, and how masks write there what is spelt otherwise."""
+    """The place in a text, in characters, from which on masks write an instance otherwise."""
 
     position: int
     message: str
@@ -41,9 +41,8 @@ class Judgement:
     position:  the number of legal characters; None: the text is accepted
     expected:  descriptions of what may follow them; "the end" if the text may end there
     num_legal: the number of tokens that may follow them, with end tokens
-    failure:   a violation of a lenient schema that masks do not enforce, or why judging failed;
-               usually None
-    note:      of an instance of a schema that masks write otherwise, or that may be one
+    failure:   the first violation of a schema by a JSON text, or why judging failed
+    note:      of an instance of a schema that masks write otherwise
     """
 
     accepted: bool

@@ -32,7 +32,7 @@ def read(text: str) -> Json:
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_no_key_twice,
+            object_pairs_hook=no_key_twice,
             parse_int=_integer,
             parse_constant=_no_constant,
         )
@@ -100,7 +100,8 @@ def at(value: Json, pointer: str) -> Json:
     return value
 
 
-def _no_key_twice(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def no_key_twice(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """An object of its members, for `json.loads`. Raises ValueError."""
     members = dict(pairs)
     if len(members) < len(pairs):
         keys = [key for key, _ in pairs]

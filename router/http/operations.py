@@ -53,7 +53,7 @@ class ConstraintCheckBody(Schema):
 
 
 class SpellingNote(AnswerModel):
-    """How masks write an instance that is spelt otherwise, from the character at `position` on."""
+    """An instance that masks write otherwise, from the character at `position` on."""
 
     position: int
     message: str
@@ -61,8 +61,8 @@ class SpellingNote(AnswerModel):
 
 class JudgedText(AnswerModel):
     """One text. `position`: characters of it that can stand, null where it is accepted.
-    `expected`: what may follow there. `error`: why it could not be checked to its end.
-    `note`: under a schema keys may come in any order, and this says that of masks."""
+    `expected`: what may follow there. `error`: how a JSON text violates its schema, or why it could
+    not be checked to its end. `note`: of an instance that masks write otherwise."""
 
     text: str
     accepted: bool

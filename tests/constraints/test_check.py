@@ -1,12 +1,17 @@
 """What is told of texts: how far they stand, and what was expected there."""
 
+import json
+import random
 import re
+from typing import Any
 
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.check import TextJudge, judge
-from constraints.spec import ConstraintSpec, Kind
+from constraints.errors import ConstraintError
+from constraints.results import Judgement
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import (
     TokenList,
@@ -16,6 +21,10 @@ from tests.constraints.cases import (
     wide_schema,
     wide_text,
 )
+from tests.constraints.corpus.instances import Instances
+from tests.constraints.corpus.judge import Judge
+from tests.constraints.corpus.random_schemas import any_value, whole_schema
+from tests.constraints.corpus.spelling import spelt
 
 
 def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
@@ -93,3 +102,125 @@ def test_a_long_text_under_a_wide_schema_is_judged_to_its_end() -> None:
     judged = judge(language, demo_vocabulary(), wide_schema(), texts, 40).judgements
     assert [each.accepted for each in judged] == [True, False, False]
     assert [each.position for each in judged] == [None, len(text) - 1, len(text)]
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "born": {"type": "string", "format": "date"},
+        "home": {"properties": {"city": {"type": "string"}, "zip": {"type": "integer"}}},
+        "size": {"type": "number", "multipleOf": 0.25},
+    },
+    "required": ["name"],
+}
+
+
+def judged(
+    schema: Any, *texts: str, whitespace: Whitespace = Whitespace.FLEXIBLE
+) -> tuple[Judgement, ...]:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace)
+    return judge(
+        language_of(spec, demo_vocabulary()), demo_vocabulary(), spec, texts, 200
+    ).judgements
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [
+        ('{"born": "2000-02-29", "name": "A"}', 2),
+        ('{"name": "A", "home": {"zip": 1, "city": "B"}}', 38),
+        ('{"name": "A", "size": 5e-1}', 23),
+        ('{"name": "A", "home": {"zip": 10.0}}', 32),
+        (r'{"name": "\u0041"}', 11),
+        (r'{"name": "\u0001"}', 11),
+        ('{"name": "A"}\n', 13),
+    ],
+)
+def test_an_instance_that_masks_write_otherwise_is_accepted_with_a_note(
+    text: str, position: int
+) -> None:
+    (judgement,) = judged(PERSON, text)
+    assert (judgement.accepted, judgement.position) == (True, None)
+    assert judgement.note is not None
+    assert judgement.note.position == position
+    assert judgement.note.message.startswith("an instance; masks write it otherwise")
+
+
+def test_what_masks_write_has_no_note() -> None:
+    assert judged(PERSON, '{"name": "A", "size": 0.50}')[0].note is None
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ('{"born": "2000-02-30", "name": "A"}', "at /born: '2000-02-30' is not a 'date'"),
+        ('{"home": {"zip": 1.5}, "name": "A"}', "at /home/zip: 1.5 is not of type 'integer'"),
+        ('{"size": 0.3, "name": "A"}', "at /size: 0.3 is not a multiple of 0.25"),
+        ('{"born": "2000-02-29"}', "'name' is a required property"),
+        ('{"name": "A", "born": "2000-02-29", "name": "A"}', None),
+        ('{"born": "2000-02-29", ', None),
+    ],
+)
+def test_what_is_no_instance_in_any_order_is_refused_with_what_it_violates(
+    text: str, failure: str | None
+) -> None:
+    (judgement,) = judged(PERSON, text)
+    assert (judgement.accepted, judgement.failure, judgement.note) == (False, failure, None)
+    assert judgement.expected
+
+
+def test_a_number_that_may_go_on_is_unfinished() -> None:
+    (judgement,) = judged({"type": "integer", "minimum": 10}, "1")
+    assert (judgement.accepted, judgement.position, judgement.failure) == (False, 1, None)
+
+
+def test_white_space_that_was_asked_for_is_part_of_the_constraint() -> None:
+    texts = [
+        '{"born":"2000-02-29","name":"A: B, C"}',
+        '{"born": "2000-02-29", "name": "A:B,C"}',
+        '{"born":"2000-02-29", "name": "A"}',
+        ' {"name":"A"}',
+    ]
+    accepted = {
+        whitespace: [each.accepted for each in judged(PERSON, *texts, whitespace=whitespace)]
+        for whitespace in Whitespace
+    }
+    assert accepted == {
+        Whitespace.FLEXIBLE: [True, True, True, True],
+        Whitespace.COMPACT: [True, False, False, False],
+        Whitespace.SPACED: [False, True, False, False],
+        Whitespace.OPTIONAL: [True, True, True, False],
+    }
+
+
+def shuffled(value: Any, draw: random.Random) -> Any:
+    if isinstance(value, list):
+        return [shuffled(each, draw) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: shuffled(value[key], draw) for key in draw.sample(list(value), len(value))}
+
+
+# By day those of which the schemas are taken.
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=() if seed in (0, 7, 8, 11, 12, 13) else pytest.mark.nightly)
+        for seed in range(500)
+    ],
+)
+def test_random_values_with_shuffled_keys_are_judged_as_instances(seed: int) -> None:
+    draw = random.Random(f"judged {seed}")
+    schema = whole_schema(draw)
+    instances = Instances(schema, draw)
+    values = [instances.value() for _ in range(8)] + [any_value(draw) for _ in range(4)]
+    values += [instances.near_miss(value) for value in values]
+    values = [shuffled(value, draw) for value in values]
+    try:
+        judgements = judged(schema, *map(spelt, values))
+    except ConstraintError:
+        pytest.skip("it is not taken")
+    accepted = [spelt(value) for value in values if Judge(schema).is_instance(value)]
+    pairs = zip(values, judgements, strict=True)
+    assert [spelt(value) for value, judgement in pairs if judgement.accepted] == accepted

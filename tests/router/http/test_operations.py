@@ -189,7 +189,7 @@ async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(
     assert broken["position"] == 3
     assert "is not valid under any of the given schemas" in broken["error"]
     assert not other["accepted"]
-    assert "error" not in other
+    assert "is not of type 'array'" in other["error"]
     body["grammar"] = {"type": "json", "value": value}
     answer = (await judge.post("/constraints/check", json=body)).json()
     assert answer["checked_at_close"] == ["/anyOf/0/contains", "/anyOf/1/contains"]
@@ -234,9 +234,8 @@ async def test_an_instance_may_have_its_keys_in_any_order(judge: httpx.AsyncClie
     instance, other = checked.results
     assert (instance.accepted, instance.position) == (True, None)
     assert instance.note is not None
-    assert instance.note.position == 1
-    assert "the order `a`, `b`" in instance.note.message
-    assert (other.accepted, other.position) == (False, texts[1].index('"x"'))
+    assert instance.note.position == texts[0].index('": 2')
+    assert (other.accepted, other.error) == (False, "at /a: 'x' is not of type 'integer'")
 
 
 @pytest.mark.parametrize(
