@@ -5,16 +5,17 @@ masks assert, and patterns have the same meaning as in masks (`constraints.regex
 that masks do not enforce may take unlimited time on some texts: call this only where it can be
 stopped.
 
-Numbers are exact. The package computes in doubles: 19.99 is no multiple of 0.01, 1e400 is no
-number, and larger ones raise. Here numbers that an int or a double might change are decimals.
+Numbers are decimals. The package computes in doubles: 19.99 is no multiple of 0.01, 1e400 is no
+number, and larger ones raise.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 import jsonschema
 from referencing import Registry
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import lookup_recursive_ref
 
 from constraints.engine import LIMITS, GrammarLanguage
 from constraints.errors import ConstraintError, TooComplex
@@ -37,89 +37,32 @@ from constraints.spec import ConstraintSpec, Kind
 
 _Errors = Iterator[jsonschema.ValidationError]
 _Keyword = Callable[[Any, Json, Json, Json], _Errors]
-# Longer integers are decimals: Python does not parse or print much longer ones.
-_MAX_INT_LEN = 1000
-# Digits that are converted at once; conversion takes quadratic time.
-_PIECE_LEN = 1000
-# Exponents of decimals have at most 18 digits.
-_MAX_EXPONENT_LEN = 16
-# Of a number that is written without exponent.
+# Exponents of 19 digits are infinity, and nothing.
+_ANY_SIZE = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+# Quotients of more digits are none.
+_DIVISION = Context(prec=1_000_000, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+# Digits before the point, or zeros behind it, of a number that is written without exponent.
 _MAX_PLACES = 1000
 
 
 class ExactNumber(Decimal):
-    """Any number with a point or an exponent."""
+    """Any number of a JSON text."""
 
     def __repr__(self) -> str:
         return str(self).replace("E", "e")
 
 
-class LongInteger(ExactNumber):
-    """An integer with too many digits for int."""
-
-
 def loads(text: str) -> Json:
     """A JSON value with exact numbers. Raises ValueError and RecursionError."""
-    return json.loads(text, parse_float=_number, parse_int=_integer, parse_constant=_no_constant)
+    return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_no_constant)
 
 
 def _number(text: str) -> ExactNumber:
-    digits, _, exponent = text.lower().partition("e")
-    size = exponent.lstrip("+-").lstrip("0")
-    if len(size) >= _MAX_EXPONENT_LEN:
-        # Larger than every other number of a schema.
-        size = "1" + "0" * (_MAX_EXPONENT_LEN - 2)
-    return ExactNumber(f"{digits}e{'-' if exponent.startswith('-') else ''}{size or 0}")
-
-
-def _integer(text: str) -> int | LongInteger:
-    return int(text) if len(text) <= _MAX_INT_LEN else LongInteger(text)
+    return ExactNumber(_ANY_SIZE.create_decimal(text))
 
 
 def _no_constant(name: str) -> Json:
     raise ValueError(f"{name} is no JSON number")
-
-
-def without_exponent(value: Decimal) -> str:
-    """The shortest text of the number without an exponent; empty where that has too many zeros."""
-    if abs(value.adjusted()) > _MAX_PLACES:
-        return ""
-    text = format(value, "f")
-    if "." in text:
-        text = text.rstrip("0").removesuffix(".")
-    return text if value else "0"
-
-
-def is_multiple(value: int | ExactNumber, step: int | ExactNumber) -> bool:
-    """Whether `value` is exactly a multiple of `step`, which is positive.
-
-    Takes time linear in the digits of `value`.
-    """
-    digits, exponent = _parts(value)
-    step_digits, step_exponent = _parts(step)
-    whole = int(Decimal((0, step_digits, 0)))
-    shift = exponent - step_exponent
-    if shift >= 0:
-        return _rest(digits, whole) * pow(10, shift, whole) % whole == 0
-    # All digits behind the last place of the step must be zeros.
-    is_possible = not any(digits[shift:])
-    return is_possible and _rest(digits[:shift], whole) == 0
-
-
-def _rest(digits: tuple[int, ...], step: int) -> int:
-    """The remainder of a division."""
-    rest = 0
-    for start in range(0, len(digits), _PIECE_LEN):
-        piece = digits[start : start + _PIECE_LEN]
-        rest = (rest * 10 ** len(piece) + int(Decimal((0, piece, 0)))) % step
-    return rest
-
-
-def _parts(value: int | ExactNumber) -> tuple[tuple[int, ...], int]:
-    """The digits and their exponent of ten; the sign is ignored."""
-    _, digits, exponent = Decimal(value).as_tuple()
-    assert isinstance(exponent, int), "JSON has no infinity"
-    return digits, exponent
 
 
 def _multiple_of(validator: Any, step: Json, instance: Json, schema: Json) -> _Errors:
@@ -127,7 +70,7 @@ def _multiple_of(validator: Any, step: Json, instance: Json, schema: Json) -> _E
         return
     if not step > 0:
         raise ValueError("no number is a multiple of it")
-    if not is_multiple(instance, step):
+    if _DIVISION.remainder(instance, step) != 0:
         yield jsonschema.ValidationError(f"{instance!r} is not a multiple of {step!r}")
 
 
@@ -166,88 +109,25 @@ def _pattern_properties(validator: Any, patterns: Json, instance: Json, schema: 
                 yield from validator.descend(value, inner, path=name, schema_path=pattern)
 
 
+_theirs = jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"]
+
+
 def _additional_properties(validator: Any, rest: Json, instance: Json, schema: Json) -> _Errors:
-    if not validator.is_type(instance, "object"):
-        return
-    declared = _declared(instance, schema)
-    extras = [name for name in instance if name not in declared]
-    if validator.is_type(rest, "object"):
-        for name in extras:
-            yield from validator.descend(instance[name], rest, path=name)
-    elif not rest and extras:
-        yield jsonschema.ValidationError(
-            f"Additional properties are not allowed ({_unexpected(extras)})"
-        )
-
-
-def _unevaluated_properties(validator: Any, rest: Json, instance: Json, schema: Json) -> _Errors:
-    if not validator.is_type(instance, "object"):
-        return
-    evaluated = _evaluated(validator, instance, schema)
-    extras = [name for name in instance if name not in evaluated]
-    if extras:
-        yield jsonschema.ValidationError(
-            f"Unevaluated properties are not allowed ({_unexpected(extras)})"
-        )
-
-
-def _unexpected(names: list[str]) -> str:
-    verb = "was" if len(names) == 1 else "were"
-    return f"{', '.join(map(repr, sorted(names)))} {verb} unexpected"
-
-
-def _declared(instance: Json, schema: Json) -> set[str]:
-    """The properties that a schema declares, by name or by pattern."""
-    patterns = schema.get("patternProperties", {})
-    return set(instance.keys() & schema.get("properties", {}).keys()) | {
-        name for name in instance if any(is_found(pattern, name) for pattern in patterns)
-    }
-
-
-def _evaluated(validator: Any, instance: Json, schema: Json) -> set[str]:
-    """The properties that a schema evaluates, also through references."""
-    if not isinstance(schema, dict):
-        return set()
-    found = _declared(instance, schema)
-    for keyword in ("additionalProperties", "unevaluatedProperties"):
-        if keyword in schema:
-            inner = validator.evolve(schema=schema[keyword])
-            found |= {name for name, value in instance.items() if inner.is_valid(value)}
-    for resolved in _resolved(validator, schema):
-        there = validator.evolve(schema=resolved.contents, _resolver=resolved.resolver)
-        found |= _evaluated(there, instance, resolved.contents)
-    for inner in _holding(validator, instance, schema):
-        found |= _evaluated(validator, instance, inner)
-    return found
-
-
-def _resolved(validator: Any, schema: Json) -> Iterator[Any]:
-    for keyword in ("$ref", "$dynamicRef"):
-        if keyword in schema:
-            yield validator._resolver.lookup(schema[keyword])
-    if "$recursiveRef" in schema:
-        yield lookup_recursive_ref(validator._resolver)
-
-
-def _holding(validator: Any, instance: Json, schema: Json) -> Iterator[Json]:
-    """The subschemas that apply to the same instance and that it satisfies."""
-    for name, inner in schema.get("dependentSchemas", {}).items():
-        if name in instance:
-            yield inner
-    for keyword in ("allOf", "oneOf", "anyOf"):
-        for inner in schema.get(keyword, ()):
-            if validator.evolve(schema=inner).is_valid(instance):
-                yield inner
-    if "if" in schema:
-        holds = validator.evolve(schema=schema["if"]).is_valid(instance)
-        yield from [schema["if"]] if holds else []
-        branch = "then" if holds else "else"
-        yield from [schema[branch]] if branch in schema else []
+    if validator.is_type(instance, "object"):
+        declared = schema.get("properties", {})
+        patterns = schema.get("patternProperties", {})
+        extras = {
+            name: value
+            for name, value in instance.items()
+            if name not in declared and not any(is_found(pattern, name) for pattern in patterns)
+        }
+        yield from _theirs(validator, rest, extras, {})
 
 
 MAX_VIOLATIONS = 20
 _MAX_MESSAGE_LEN = 300
-_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType)
+# `re` reads the patterns of names beside `unevaluatedProperties`.
+_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType, re.error)
 # Errors about the value of a keyword in the schema.
 _WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
 
@@ -307,7 +187,7 @@ def violations(
 def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
     """Whether texts are instances of a part of a schema; false where no validator can say."""
     schema = spelt_out(loads(schema_text))
-    part = spelt_out(loads(part_text))
+    part = _unnamed(spelt_out(loads(part_text)))
     validators = [
         _ours(kind, is_bounded=True)(
             _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
@@ -340,7 +220,6 @@ _OURS: dict[str, _Keyword] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
-    "unevaluatedProperties": _unevaluated_properties,
 }
 
 
@@ -352,14 +231,15 @@ def _ours(
 
     is_bounded: for judges: it raises TooComplex where a value takes long
     """
-    integers = kind.TYPE_CHECKER
-    takes_points = integers.is_type(1.0, "integer")
+    types = kind.TYPE_CHECKER
+    takes_points = types.is_type(1.0, "integer")
 
     def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
         if not isinstance(value, ExactNumber):
-            return integers.is_type(value, "integer")
-        is_whole = takes_points and value == value.to_integral_value()
-        return isinstance(value, LongInteger) or is_whole
+            return False
+        return (
+            value == value.to_integral_value() if takes_points else value.as_tuple().exponent == 0
+        )
 
     def counted(keyword: _Keyword) -> _Keyword:
         def asked(validator: Any, value: Json, instance: Json, schema: Json) -> _Errors:
@@ -375,7 +255,7 @@ def _ours(
     if is_bounded:
         keywords = {name: counted(each) for name, each in keywords.items()}
     extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
-    return extend(kind, keywords, type_checker=integers.redefine("integer", is_integer))
+    return extend(kind, keywords, type_checker=types.redefine("integer", is_integer))
 
 
 def _unnamed(schema: Json) -> Json:
@@ -413,11 +293,12 @@ class MaskFormats(jsonschema.FormatChecker):
         """Raises jsonschema.FormatError. `instance` is a value of `loads`."""
         if isinstance(instance, str):
             text = json.dumps(instance, ensure_ascii=False)
-        elif isinstance(instance, int | Decimal) and not isinstance(instance, bool):
-            text = without_exponent(Decimal(instance))
+        elif isinstance(instance, Decimal) and abs(instance.adjusted()) <= _MAX_PLACES:
+            whole = instance.to_integral_value()
+            text = f"{whole if instance == whole else instance:f}" if instance else "0"
         else:
             return
-        if not text or format not in formats.KNOWN:
+        if format not in formats.KNOWN:
             return
         tokens = [*text.encode(errors="surrogatepass"), *byte_vocabulary().end_ids[:1]]
         if _language(format).matcher().num_legal(tokens) < len(tokens):

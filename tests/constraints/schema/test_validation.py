@@ -77,32 +77,14 @@ def violations_told(schema: object, instance: object) -> tuple[str, ...]:
 LETTERS = {r"^\p{L}+$": {"type": "integer"}}
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"patternProperties": LETTERS, "additionalProperties": False},
-        {"patternProperties": LETTERS, "unevaluatedProperties": False},
-        {"allOf": [{"patternProperties": LETTERS}], "unevaluatedProperties": False},
-        {
-            "$ref": "#/$defs/a",
-            "$defs": {"a": {"patternProperties": LETTERS}},
-            "unevaluatedProperties": False,
-        },
-        {
-            "if": {"patternProperties": LETTERS},
-            "then": True,
-            "else": False,
-            "unevaluatedProperties": False,
-        },
-    ],
-)
-def test_names_of_properties_are_read_like_strings(schema: dict[str, object]) -> None:
+def test_names_of_properties_are_read_like_strings() -> None:
+    schema = {"patternProperties": LETTERS, "additionalProperties": False}
     assert violations_told(schema, {"é": 1}) == ()
-    assert len(violations_told(schema, {"1": 1})) == 1
-    assert "'1' was unexpected" in violations_told(schema, {"1": 1})[0]
-    drafted = schema | {"$schema": "https://json-schema.org/draft/2019-09/schema"}
-    assert violations_told(drafted, {"é": 1}) == ()
-    assert len(violations_told(drafted, {"1": 1})) == 1
+    assert violations_told(schema, {"1": 1}) == (
+        "Additional properties are not allowed ('1' was unexpected)",
+    )
+    drafted = schema | {"$schema": "http://json-schema.org/draft-07/schema#"}
+    assert len(violations_told(drafted, {"1": 1, "é": "a"})) == 2
 
 
 def test_a_violation_shows_the_pattern_as_it_was_written() -> None:
