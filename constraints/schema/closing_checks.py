@@ -7,6 +7,7 @@ The engine does not know which option of a choice holds, so what is given up in 
 by the schema that has the choice.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ from constraints.regex.search import is_bounded
 from constraints.schema.grammar import WATCH, inside, parts
 from constraints.schema.keywords import KNOWN, is_annotation
 from constraints.schema.reading import Json, at
-from constraints.schema.references import References, in_lower_case, subschemas
+from constraints.schema.references import References
 from constraints.schema.rewriting import Rewritten
 from constraints.schema.watched import JUDGED, mentions, watching_definitions
 
@@ -38,19 +39,24 @@ def validators_of(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
 
 def unjudged(rewritten: Rewritten) -> str | None:
     """The pointer of what was given up and the judge does not know, or of a misspelt keyword."""
-    known = _READ_BESIDE | validators_of(rewritten.document)[0].VALIDATORS.keys()
-    references = References(in_lower_case(rewritten.document))
+    document = rewritten.document
+    known = _READ_BESIDE | validators_of(document)[0].VALIDATORS.keys()
+    references = References(document)
     for pointer in rewritten.given_up:
         place, _, keyword = pointer.rpartition("/")
         if keyword not in known:
             return pointer
         if keyword in _REFERENCES:
             try:
-                references.resolve(at(rewritten.document, pointer), place)
+                references.resolve(at(document, pointer), place)
             except (KeyError, Malformed, NotEnforced):
                 return pointer
-    # A judge of them would keep a shard waiting.
-    if rewritten.given_up and not all(map(is_bounded, _patterns(rewritten.document, references))):
+    # A judge whose patterns take unlimited time would keep a shard waiting. Beside
+    # `unevaluatedProperties` the package searches for those of names by itself.
+    text = json.dumps(document)
+    is_by_package = "unevaluatedProperties" in text and "patternProperties" in text
+    is_timely = not is_by_package and all(map(is_bounded, _patterns(document)))
+    if rewritten.given_up and not is_timely:
         return rewritten.given_up[0]
     for pointer in rewritten.not_enforced:
         word = pointer.rpartition("/")[2]
@@ -59,25 +65,17 @@ def unjudged(rewritten: Rewritten) -> str | None:
     return None
 
 
-def _patterns(document: Json, references: References) -> Iterator[str]:
-    """Those of all schemas, also of such that only references lead to."""
-    todo: list[tuple[str, Json]] = [("", document)]
-    seen = set()
-    while todo:
-        pointer, schema = todo.pop()
-        if pointer in seen or not isinstance(schema, dict):
-            continue
-        seen.add(pointer)
-        if isinstance(schema.get("pattern"), str):
-            yield schema["pattern"]
-        if isinstance(schema.get("patternProperties"), dict):
-            yield from schema["patternProperties"]
-        todo += subschemas(schema, pointer)
-        for keyword in _REFERENCES:
-            if isinstance(schema.get(keyword), str):
-                with suppress(KeyError, Malformed, NotEnforced):
-                    target = references.resolve(schema[keyword], pointer)
-                    todo.append((target, at(document, target)))
+def _patterns(value: Json) -> Iterator[str]:
+    """All that a judge may search for, and what looks like it."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _patterns(each)
+    elif isinstance(value, dict):
+        if isinstance(value.get("pattern"), str):
+            yield value["pattern"]
+        if isinstance(value.get("patternProperties"), dict):
+            yield from value["patternProperties"]
+        yield from _patterns([*value.values()])
 
 
 def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:

@@ -1,16 +1,13 @@
 """Keywords of objects and arrays.
 
-For the engine a key has one rule. So of `patternProperties` and `propertyNames` patterns that
-overlap become cells, each of the keys that are in some of the patterns and in no others, and names
-that are allowed become a part of each:
+Names that are allowed become a pattern of keys:
 
-    patternProperties {^x: A, y$: B}           ->  {^x and y$: A and B, ^x alone: A, y$ alone: B}
     propertyNames P, properties a, others B    ->  {P but not "a": B}, and no others
 """
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import combinations, permutations
+from itertools import permutations
 
 from constraints.errors import NotEnforced, TooComplex
 from constraints.regex.search import is_found
@@ -28,8 +25,6 @@ _MAX_REFERENCES = 20
 _MAX_LISTED = 5
 # The engine compares all pairs.
 _MAX_PATTERNS = 64
-# Each further pattern doubles the number of cells.
-_MAX_CELLED = 4
 # Lengths are enforced by a pattern, which needs states.
 _MAX_NAME_LEN = 1000
 _OF_NAMES = frozenset(("pattern", "format", "minLength", "maxLength"))
@@ -42,46 +37,25 @@ def pattern_properties(place: Place, value: Json, pointer: str) -> None:
     """The keyword's handler; also for patterns that another keyword brings."""
     if len(value) > _MAX_PATTERNS:
         raise TooComplex(f"{pointer}: more than {_MAX_PATTERNS} patterns of one object")
-    enforced = [each for each in value if engine_pattern(place, each, pointer) is not None]
-    allowed = _patterns_of(_names(place, pointer))
-    patterns: dict[str, Json] = {}
-    for inside, outside in _cells(place, enforced):
-        named = _named_alone(place, [*allowed, *inside], outside)
-        if named is not None:
-            _put_named(place, {name: _rule(place, value, inside, pointer) for name in named})
-            continue
-        translated = engine_pattern(place, _cell([*allowed, *inside], outside), pointer)
-        if translated is not None:
-            patterns[translated] = _rule(place, value, inside, pointer)
     # Other keywords may have been handled before.
-    place.out["patternProperties"] = place.out.get("patternProperties", {}) | patterns
+    patterns = place.out.setdefault("patternProperties", {})
+    for pattern, inner in value.items():
+        translated = engine_pattern(place, pattern, pointer)
+        if translated is not None and _is_of_names(place, pattern):
+            place.rewriter.refuse(pointer, f"only names have the pattern {pattern}: declare them")
+        elif translated is not None:
+            rule = place.rewriter.schema(inner, below(pointer, pattern))
+            patterns[translated] = (
+                {"allOf": [patterns[translated], rule]} if translated in patterns else rule
+            )
 
 
-def _rule(place: Place, value: Json, inside: Sequence[str], pointer: str) -> Json:
-    """What holds of the keys of a cell; each has one of its own, which later steps change."""
-    parts = [place.rewriter.schema(value[each], below(pointer, each)) for each in inside]
-    return parts[0] if len(parts) == 1 else {"allOf": parts}
-
-
-def _named_alone(place: Place, inside: Sequence[str], outside: Collection[str]) -> list[str] | None:
-    """The keys of a cell if all are named, behind which the engine breaks. None: there are more."""
-    named = _named(place)
-    try:
-        if not _has_keys(place, inside, outside):
-            return []
-        found = searching(_cell(inside, outside))
-        if found is None or not named or not _is_finite(found):
-            return None
-        if _has_keys(place, inside, [*outside, _one_of(named)]):
-            return None
-    except NotEnforced:
-        return None
-    return [
-        name
-        for name in named
-        if all(is_found(each, name) for each in inside)
-        and not any(is_found(each, name) for each in outside)
-    ]
+def _is_of_names(place: Place, pattern: str) -> bool:
+    """Whether no keys but declared or required ones have a pattern: the engine breaks there."""
+    names = [*place.schema.get("properties", ()), *place.schema.get("required", ())]
+    found = searching(pattern)
+    is_short = bool(names) and found is not None and _is_finite(found)
+    return is_short and searching(_cell([pattern], names)) is None
 
 
 def _is_finite(pattern: Pattern) -> bool:
@@ -89,68 +63,15 @@ def _is_finite(pattern: Pattern) -> bool:
     return not is_endless and all(map(_is_finite, children(pattern)))
 
 
-def _put_named(place: Place, rules: dict[str, Json]) -> None:
-    """The rules of keys by name."""
-    if rules:
-        place.out["properties"] = dict.fromkeys(rules, True) | place.out.get("properties", {})
-        place.also.append({"properties": rules})
-
-
-def _named(place: Place) -> list[str]:
-    """The names that are declared or required."""
-    return [
-        *dict.fromkeys([*place.schema.get("properties", {}), *place.schema.get("required", ())])
-    ]
-
-
-def _one_of(names: Collection[str]) -> str:
-    return f"^(?:{'|'.join(map(_escaped, names))})$"
-
-
-def _cells(place: Place, patterns: Sequence[str]) -> list[tuple[Sequence[str], list[str]]]:
-    """The patterns that the keys of a cell are in, and those that they must not be in."""
-    alone: list[tuple[Sequence[str], list[str]]] = [([each], []) for each in patterns]
-    if not 1 < len(patterns) <= _MAX_CELLED:
-        return alone
-    cells: list[tuple[Sequence[str], list[str]]] = []
-    try:
-        if not any(_has_keys(place, pair, ()) for pair in combinations(patterns, 2)):
-            return alone
-        for size in range(1, len(patterns) + 1):
-            for inside in combinations(patterns, size):
-                outside = [each for each in patterns if each not in inside]
-                if _has_keys(place, inside, outside):
-                    cells.append((inside, outside))
-    except NotEnforced:
-        return alone  # the engine refuses those that overlap
-    return cells
-
-
-def _has_keys(place: Place, inside: Sequence[str], outside: Collection[str]) -> bool:
-    """Whether a cell has any key. Raises NotEnforced."""
-    cell = _cell(inside, outside)
-    if not place.rewriter.may_look_around(cell):
-        raise NotEnforced("too many patterns of keys that overlap")
-    return searching(cell) is not None
-
-
-def _cell(inside: Sequence[str], outside: Collection[str]) -> str:
-    """A pattern of the texts in which the first ones are found, and the others are not."""
-    if len(inside) == 1 and not outside:
-        return inside[0]
-    found = [rf"(?=[\s\S]*(?:{each}))" for each in inside]
-    missed = [rf"(?![\s\S]*(?:{each}))" for each in outside]
-    return f"^{''.join([*found, *missed])}"
-
-
 def _property_names(place: Place, value: Json, pointer: str) -> None:
     """Rewritten as `properties` for a list of names, or as `patternProperties`."""
-    place.rewriter.probe(value, pointer)
     match _names(place, pointer):
         case False:
             place.out["maxProperties"] = 0
         case True:
             return
+        case _ if "patternProperties" in place.schema:
+            place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
         case {"enum": listed, **rest} if not rest:
             _only_names(place, listed, pointer)
         case {"const": name, **rest} if not rest:
@@ -170,32 +91,26 @@ def _property_names(place: Place, value: Json, pointer: str) -> None:
 
 def _names(place: Place, pointer: str) -> Json:
     """What `propertyNames` asserts of strings, behind references; true: nothing."""
-    names = _assertions(place.schema.get("propertyNames", True))
+    names = place.schema.get("propertyNames", True)
     for _ in range(_MAX_REFERENCES):
-        if isinstance(names, dict) and set(names) == {"$ref"}:
-            target = place.rewriter.resolve(names["$ref"], pointer)
-            place.rewriter.probe(place.rewriter.raw(target), target)
-            names = _assertions(place.rewriter.raw(target))
-    if isinstance(names, dict) and names.get("type") == "string":
-        return {key: names[key] for key in names if key != "type"} or True
-    return names
-
-
-def _assertions(schema: Json) -> Json:
-    """The schema without annotations."""
-    if isinstance(schema, bool):
-        return schema
-    return {key: value for key, value in schema.items() if not is_annotation(key)} or True
+        if isinstance(names, bool):
+            return names
+        place.rewriter.check_keywords(names, pointer)
+        names = {key: value for key, value in names.items() if not is_annotation(key)}
+        if set(names) != {"$ref"}:
+            break
+        names = place.rewriter.raw(place.rewriter.resolve(names["$ref"], pointer))
+    if names.get("type") == "string":
+        del names["type"]
+    return names or True
 
 
 def _is_unknown(name: Json) -> bool:
     return name is not None and name not in formats.PATTERNS and name != "uuid"
 
 
-def _patterns_of(names: Json) -> list[str]:
-    """Patterns that are all found in every name that is allowed; none: it is not by patterns."""
-    if not isinstance(names, dict) or not names.keys() <= _OF_NAMES:
-        return []
+def _patterns_of(names: dict[str, Json]) -> list[str]:
+    """Patterns that are all found in every name that is allowed."""
     found = [names["pattern"]] if "pattern" in names else []
     if "format" in names and not _is_unknown(names["format"]):
         found.append(f"^(?:{formats.PATTERNS.get(names['format'], formats.UUID)})$")
@@ -206,9 +121,6 @@ def _patterns_of(names: Json) -> list[str]:
 
 
 def _only_names(place: Place, names: list[Json], pointer: str) -> None:
-    if "patternProperties" in place.schema:
-        place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
-        return
     declared = place.schema.get("properties", {})
     rest = place.schema.get("additionalProperties", True)
     listed = [name for name in names if isinstance(name, str)]
@@ -224,22 +136,30 @@ def _names_by_patterns(place: Place, allowed: list[str], pointer: str) -> None:
     if not allowed or None in [engine_pattern(place, each, pointer) for each in allowed]:
         return
     declared = place.schema.get("properties", {})
-    named = _named(place)
-    wrong = [name for name in named if not all(is_found(each, name) for each in allowed)]
-    if wrong:
-        place.out["properties"] = place.out.get("properties", {}) | dict.fromkeys(wrong, False)
     rest = place.schema.get("additionalProperties", True)
-    outside = [*place.schema.get("patternProperties", {})]
-    if declared:
-        outside.append(_one_of(declared))
-    translated = engine_pattern(place, _cell(allowed, outside), pointer)
-    alone = _named_alone(place, allowed, outside)
-    if alone is not None:
-        _put_named(place, {name: place.rewriter.schema(rest, pointer) for name in alone})
-    elif translated is not None and rest is not False:
-        others = {translated: place.rewriter.schema(rest, pointer)}
-        place.out["patternProperties"] = place.out.get("patternProperties", {}) | others
+    properties = place.out.get("properties", {})
+    named = dict.fromkeys([*declared, *place.schema.get("required", ())])
+    for name in named:
+        if not all(is_found(each, name) for each in allowed):
+            properties[name] = False
+        elif name not in declared:
+            properties[name] = place.rewriter.schema(rest, pointer)
+    if properties:
+        place.out["properties"] = properties
+    others = _cell(allowed, named)
+    translated = engine_pattern(place, others, pointer)
+    if translated is not None and rest is not False and searching(others) is not None:
+        place.out["patternProperties"] = {translated: place.rewriter.schema(rest, pointer)}
     place.out["additionalProperties"] = False
+
+
+def _cell(inside: Sequence[str], names: Collection[str]) -> str:
+    """A pattern of the texts in which all patterns are found, and that are none of some names."""
+    if len(inside) == 1 and not names:
+        return inside[0]
+    found = [rf"(?=[\s\S]*(?:{each}))" for each in inside]
+    missed = f"(?!(?:{'|'.join(map(_escaped, names))})$)" if names else ""
+    return f"^{missed}{''.join(found)}"
 
 
 def unorder(schema: dict[str, Json], pointer: str) -> None:
@@ -263,12 +183,6 @@ def unorder(schema: dict[str, Json], pointer: str) -> None:
 
 def _escaped(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", lambda char: rf"\u{{{ord(char[0]):x}}}", name)
-
-
-_KEY_HANDLERS: dict[str, Handler] = {
-    "patternProperties": pattern_properties,
-    "propertyNames": _property_names,
-}
 
 
 # Keywords by which it can depend on the instance what is evaluated; below `not` nothing is.
@@ -331,7 +245,6 @@ def _has_optional(place: Place) -> bool:
 
 def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     if value is True or "additionalProperties" in place.schema:
-        place.rewriter.probe(value, pointer)
         return
     applied = _always_applied(place)
     # Allowed names are not evaluated, but are rewritten as properties, which would be.
@@ -339,7 +252,6 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
         place.rewriter.refuse(pointer, _INSTANCE_DECIDES)
         return
     if any(each.keys() & {"additionalProperties", "unevaluatedProperties"} for each in applied):
-        place.rewriter.probe(value, pointer)
         return
     own = place.schema.get("properties", {})
     names = [name for each in applied for name in each.get("properties", {})]
@@ -461,7 +373,8 @@ def _of_contains(place: Place, value: Json, pointer: str) -> None:
 
 
 HANDLERS: dict[str, Handler] = {
-    **_KEY_HANDLERS,
+    "patternProperties": pattern_properties,
+    "propertyNames": _property_names,
     "properties": _properties,
     "additionalProperties": _rest,
     "required": _required,

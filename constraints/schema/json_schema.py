@@ -37,34 +37,15 @@ from constraints.spec import ConstraintSpec, Whitespace
 
 _HANDLERS = {**scalars.HANDLERS, **containers.HANDLERS, **LOGIC_HANDLERS}
 _MAX_SHOWN = 200
-# Keywords that belong together, and those that are rewritten as one of them.
-_GROUPS = (
-    (
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "propertyNames",
-        "unevaluatedProperties",
-    ),
-    ("prefixItems", "items", "additionalItems", "unevaluatedItems"),
-    ("pattern", "format"),
-)
 
 
 def _assertions(raw: Json) -> list[Json]:
     """What a schema asserts, part by part, as it is written."""
     if not isinstance(raw, dict):
         return [raw]
-    found: list[Json] = []
-    done: set[str] = set()
-    for key in raw:
-        if key == "allOf":
-            found += raw[key]
-        elif key not in done and not is_annotation(key):
-            group = next((each for each in _GROUPS if key in each), (key,))
-            done.update(group)
-            found.append({each: raw[each] for each in group if each in raw})
-    return found or [raw]
+    said = {key: value for key, value in raw.items() if not is_annotation(key)}
+    both = said.pop("allOf", [])
+    return [*({key: value} for key, value in said.items()), *both] or [raw]
 
 
 def _shown(raw: Json) -> str:
@@ -73,7 +54,6 @@ def _shown(raw: Json) -> str:
 
 
 # The most CPU seconds, for messages only. A part takes some 100 us.
-_MAX_TRIES = 300
 _MAX_S = 0.3
 # Of more than these only the first are named in a message.
 _MAX_NAMED = 20
@@ -114,7 +94,6 @@ class RefusalLocator:
     def __init__(self, rewritten: Rewritten, limits: Limits) -> None:
         self.rewritten = rewritten
         self._limits = limits
-        self._num_tries = 0
         self._spent_s = 0.0
 
     def error(self, message: str) -> ConstraintError:
@@ -186,17 +165,13 @@ class RefusalLocator:
         return self.rewritten.origins.get(id(part), "")
 
     def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
-        if not isinstance(part, dict) or id(part) in seen or self._is_out_of_time():
+        if not isinstance(part, dict) or id(part) in seen or self._spent_s > _MAX_S:
             return False
         seen.add(id(part))
-        self._num_tries += 1
         began = thread_time()
         message = self.message(part)
         self._spent_s += thread_time() - began
         return bool(message) and isinstance(error_of(message), kind)
-
-    def _is_out_of_time(self) -> bool:
-        return self._num_tries > _MAX_TRIES or self._spent_s > _MAX_S
 
     def message(self, part: Json) -> str:
         """The engine's message about a part; "" if it accepts it."""

@@ -10,17 +10,16 @@ negation can be expressed.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count, groupby, pairwise
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
 
 from constraints.errors import Malformed, NotEnforced
 from constraints.regex.look_around import opposites
 from constraints.regex.writing import searching
 from constraints.schema.disjoint import OVERLAPPING, Pairs
 from constraints.schema.keywords import is_annotation
-from constraints.schema.reading import Draft, Json, below
-from constraints.schema.rewriting import Handler, Place
+from constraints.schema.reading import Json, below
+from constraints.schema.rewriting import Handler, Place, Rewriter
 
 # "integer" is a part of "number", so neither has a complement among the types alone.
 _DISTINCT = ("null", "boolean", "string", "array", "object")
@@ -28,69 +27,70 @@ _MAX_REFERENCES = 20
 _COUNTS = frozenset(("minContains", "maxContains"))
 _OF_REST = frozenset(("additionalProperties", "items", "additionalItems"))
 
-# Resolves a reference at a pointer: returns the schema and its pointer.
-Resolve = Callable[[str], Json]
+# The most references that one negation follows.
+_MAX_FOLLOWED = 200
 
 
 class NoNegation(Exception):
     """The negation cannot be expressed; the message names the keyword that prevents it."""
 
 
-class _Within(NamedTuple):
-    """What a negation depends on."""
+class _Negation:
+    """Schemas of exactly what raw schemas refuse. `pointer`: where these stand."""
 
-    resolve: Resolve
-    draft: Draft
+    def __init__(self, rewriter: Rewriter, pointer: str) -> None:
+        self._rewriter = rewriter
+        self._pointer = pointer
+        self._num_followed = 0
 
+    def of(self, schema: Json, depth: int = 0) -> Json:
+        """Raises NoNegation, Malformed."""
+        if isinstance(schema, bool):
+            return not schema
+        if depth > _MAX_REFERENCES:
+            raise NoNegation("$ref")
+        self._rewriter.check_keywords(schema, self._pointer)
+        refusals: list[Json] = []
+        for keyword, value in self._rewriter.draft.read(schema).items():
+            is_said = not is_annotation(keyword) and not (keyword in _OF_REST and value is True)
+            if is_said and not (keyword in _COUNTS and "contains" not in schema):
+                refusals.append(self._of_keyword(keyword, schema, depth + 1))
+        return _either(refusals)
 
-def negation(schema: Json, resolve: Resolve, draft: Draft) -> Json:
-    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation."""
-    return _negation(schema, _Within(resolve, draft), 0)
+    def _of_keyword(self, keyword: str, schema: dict[str, Json], depth: int) -> Json:
+        value = schema[keyword]
+        match keyword:
+            case "type":
+                return _not_types(value)
+            case "const" | "enum":
+                return _not_values([value] if keyword == "const" else value)
+            case "pattern":
+                return _either({"type": "string", "pattern": each} for each in _opposites(value))
+            case "required":
+                return _either({"type": "object", "properties": {name: False}} for name in value)
+            case "properties":
+                return _either(
+                    {"type": "object", "required": [name], "properties": {name: refused}}
+                    for name, inner in value.items()
+                    if (refused := self.of(inner, depth)) is not False
+                )
+            case "contains" if not schema.keys() & _COUNTS:
+                return {"type": "array", "items": self.of(value, depth)}
+            case "anyOf":
+                return _both(self.of(inner, depth) for inner in value)
+            case "allOf":
+                return _either(self.of(inner, depth) for inner in value)
+            case "not":
+                return value
+            case "$ref":
+                return self.of(self._target(value), depth)
+        return _beyond_bound(keyword, value)
 
-
-def _negation(schema: Json, within: _Within, depth: int) -> Json:
-    if isinstance(schema, bool):
-        return not schema
-    if depth > _MAX_REFERENCES:
-        raise NoNegation("$ref")
-    refusals: list[Json] = []
-    for keyword, value in within.draft.read(schema).items():
-        if within.draft.ignores(keyword, value):
-            raise NoNegation(keyword)
-        is_said = not is_annotation(keyword) and not (keyword in _OF_REST and value is True)
-        if is_said and not (keyword in _COUNTS and "contains" not in schema):
-            refusals.append(_of_keyword(keyword, schema, within, depth + 1))
-    return _either(refusals)
-
-
-def _of_keyword(keyword: str, schema: dict[str, Json], within: _Within, depth: int) -> Json:
-    value = schema[keyword]
-    match keyword:
-        case "type":
-            return _not_types(value)
-        case "const" | "enum":
-            return _not_values([value] if keyword == "const" else value)
-        case "pattern":
-            return _either({"type": "string", "pattern": each} for each in _opposites(value))
-        case "required":
-            return _either({"type": "object", "properties": {name: False}} for name in value)
-        case "properties":
-            return _either(
-                {"type": "object", "required": [name], "properties": {name: refused}}
-                for name, inner in value.items()
-                if (refused := _negation(inner, within, depth)) is not False
-            )
-        case "contains" if not schema.keys() & _COUNTS:
-            return {"type": "array", "items": _negation(value, within, depth)}
-        case "anyOf":
-            return _both(_negation(inner, within, depth) for inner in value)
-        case "allOf":
-            return _either(_negation(inner, within, depth) for inner in value)
-        case "not":
-            return value
-        case "$ref":
-            return _negation(within.resolve(value), within, depth)
-    return _beyond_bound(keyword, value)
+    def _target(self, reference: str) -> Json:
+        self._num_followed += 1
+        if self._num_followed > _MAX_FOLLOWED:
+            raise NoNegation("$ref")
+        return self._rewriter.raw(self._rewriter.resolve(reference, self._pointer))
 
 
 def _beyond_bound(keyword: str, value: Json) -> Json:
@@ -217,28 +217,10 @@ def _both(schemas: Iterable[Json]) -> Json:
     return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
 
 
-# The most references that one negation follows.
-_MAX_FOLLOWED = 200
-
-
-def _opposite(place: Place, value: Json, pointer: str) -> Json:
-    """The negation of a raw schema. Raises NoNegation."""
-    rewriter = place.rewriter
-    rewriter.probe(value, pointer)
-    followed = count(1)
-
-    def resolve(reference: str) -> Json:
-        if next(followed) > _MAX_FOLLOWED:
-            raise NoNegation("$ref")
-        return rewriter.raw(rewriter.resolve(reference, pointer))
-
-    return negation(value, resolve, rewriter.draft(pointer))
-
-
 def _negated(place: Place, value: Json, pointer: str) -> Json:
     """The negation of a raw schema; None if it was refused."""
     try:
-        return _opposite(place, value, pointer)
+        return _Negation(place.rewriter, pointer).of(value)
     except NoNegation as reason:
         place.rewriter.refuse(pointer, f"the opposite of {str(reason)!r} cannot be enforced")
         return None
@@ -288,7 +270,7 @@ def _alone(place: Place, value: Json, index: int, pairs: Pairs, pointer: str) ->
     at_option = below(pointer, index)
     others = [other for other in range(len(value)) if {(index, other), (other, index)} & pairs]
     return [
-        place.rewriter.schema(_opposite(place, value[other], at_option), at_option)
+        place.rewriter.schema(_Negation(place.rewriter, at_option).of(value[other]), at_option)
         for other in others
     ]
 
@@ -303,7 +285,6 @@ def _if(place: Place, value: Json, pointer: str) -> None:
     then = place.schema.get("then", True)
     otherwise = place.schema.get("else", True)
     if then is True and otherwise is True:
-        place.rewriter.probe(value, pointer)
         return
     negated = _negated(place, value, pointer)
     if negated is not None:
@@ -313,9 +294,7 @@ def _if(place: Place, value: Json, pointer: str) -> None:
 
 
 def _branch(place: Place, value: Json, pointer: str) -> None:
-    """`then` and `else` without `if` have no effect; they are only checked."""
-    if "if" not in place.schema:
-        place.rewriter.probe(value, pointer)
+    """`then` and `else` belong to `if`, and say nothing without it."""
 
 
 def _dependencies(place: Place, value: Json, pointer: str) -> None:

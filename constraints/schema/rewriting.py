@@ -11,8 +11,8 @@ the next whole number that is farther from zero, the end is moved to the next nu
 included.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -29,8 +29,8 @@ from constraints.schema.keywords import (
     SHAPES,
     intended_assertion,
 )
-from constraints.schema.reading import Draft, Json, at, below, shown
-from constraints.schema.references import NULL, References, bare, in_lower_case, is_nullable
+from constraints.schema.reading import Json, at, below, shown
+from constraints.schema.references import References, spelt_out
 from constraints.schema.watched import Watch
 
 # Digits of a bound that the engine considers; numbers with more may lie between the ends.
@@ -40,76 +40,31 @@ _ENDS = (
     ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
     ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
 )
-
-
-# The key of a value that is no member of an object, and of a member of any key.
-_NO_KEY = ""
-_ANY_KEY = "*"
-# A part that describes values of more keys counts as one of any key.
-_MAX_KEYS = 32
+_MERGED = frozenset(("allOf", "anyOf", "oneOf"))
 
 
 def close_narrow_ranges(root: Json, definitions: dict[str, Json]) -> None:
     """Rewrite such ends of ranges, in place.
 
-    The engine merges what a schema says of one value in several parts. So the other end may be in
-    any part that describes a value of the same key.
+    The engine merges what a schema says of one value in several parts: then the other end may be in
+    any of them.
     """
     schemas = [part for schema in (root, *definitions.values()) for part in parts(schema)]
-    if not any(opened in part for opened, *_ in _ENDS for part in schemas):
-        return
-    keys = _keys(root, definitions)
+    merges = any(part.keys() & _MERGED or {"$ref"} < part.keys() for part in schemas)
     for opened, closed, others, sign in _ENDS:
-        ends: defaultdict[str, list[float]] = defaultdict(list)
-        for part in schemas:
-            for name in keys[id(part)]:
-                ends[name] += [sign * part[key] for key in others if key in part]
+        everywhere = sorted(_ends(schemas, others, sign))
         for part in schemas:
             if opened in part and part.get("type") != "integer":
                 end = sign * part[opened]
-                names = ends if _ANY_KEY in keys[id(part)] else {*keys[id(part)], _ANY_KEY}
-                near = [other for name in names for other in ends[name]]
-                if end >= 0 and end == int(end) and _has_between(near, end, end + 1):
+                ends = everywhere if merges else sorted(_ends([part], others, sign))
+                farther = bisect_right(ends, end)
+                is_narrow = farther < len(ends) and ends[farther] < end + 1
+                if end >= 0 and end == int(end) and is_narrow:
                     _close(part, opened, closed, sign)
 
 
-def _keys(root: Json, definitions: dict[str, Json]) -> defaultdict[int, set[str]]:
-    """By the id() of a part, the keys of the values that it describes."""
-    found: defaultdict[int, set[str]] = defaultdict(set)
-    todo = [(root, _NO_KEY)]
-    while todo:
-        part, key = todo.pop()
-        keys = found[id(part)]
-        if len(keys) >= _MAX_KEYS:
-            key = _ANY_KEY
-        if isinstance(part, dict) and key not in keys:
-            keys.add(key)
-            todo += _inside(part, key, definitions)
-    return found
-
-
-def _inside(part: Json, key: str, definitions: dict[str, Json]) -> Iterator[tuple[Json, str]]:
-    """The schemas in a part, with the keys of the values that they describe."""
-    for keyword, value in part.items():
-        match keyword:
-            case "allOf" | "anyOf" | "oneOf":
-                yield from ((each, key) for each in value)
-            case "$ref":
-                yield definitions[value.rpartition("/")[2]], key
-            case "properties":
-                yield from ((each, f"/{name}") for name, each in value.items())
-            case "patternProperties":
-                yield from ((each, _ANY_KEY) for each in value.values())
-            case "additionalProperties":
-                yield value, _ANY_KEY
-            case "prefixItems":
-                yield from ((each, _NO_KEY) for each in value)
-            case "items":
-                yield value, _NO_KEY
-
-
-def _has_between(ends: Iterable[float], low: float, high: float) -> bool:
-    return any(low < end < high for end in ends)
+def _ends(schemas: Iterable[dict[str, Json]], keywords: Sequence[str], sign: int) -> list[float]:
+    return [sign * part[key] for part in schemas for key in keywords if key in part]
 
 
 def _close(part: dict[str, Json], opened: str, closed: str, sign: int) -> None:
@@ -177,7 +132,7 @@ Handler = Callable[[Place, Json, str], None]
 class Rewritten:
     """A rewritten schema.
 
-    document:     as written
+    document:     in the words of JSON Schema alone
     root:         the schema, referring to `definitions` as `#/$defs/<name>`
     not_enforced: pointers of what was dropped, or has no meaning that is known
     given_up:     those of them that assert something
@@ -223,10 +178,11 @@ class Rewriter:
         """`handlers`: by keyword. Raises Malformed, TooComplex."""
         self.watches = watches
         self.overlaps = overlaps
-        self._document = in_lower_case(document)
+        self._document = spelt_out(document)
         self._handlers = handlers
         self._lenient = lenient
         self._references = References(self._document)
+        self.draft = self._references.draft
         self._names: dict[str, str] = {}
         self._pending: list[str] = []
         self._num_schemas = 0
@@ -235,13 +191,8 @@ class Rewriter:
         self._sources: list[tuple[dict[str, Json], str, Json]] = []
         self._origins: dict[int, str] = {}
         self._needs_u: list[str] = []
-        # Whether a part is only being checked for errors.
-        self._is_probing = False
         self._unknown: set[str] = set()
         self._looking: set[str] = set()
-        # Pointers of keywords that their draft ignores, and whether there is a `oneOf`.
-        self._ignored: list[str] = []
-        self._has_one_of = False
 
     def rewrite(self) -> Rewritten:
         """Raises Malformed, NotEnforced, TooComplex."""
@@ -252,14 +203,6 @@ class Rewriter:
         while self._pending:
             pointer = self._pending.pop()
             definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
-        if self._has_one_of and self._ignored:
-            keyword = self._ignored[0].rpartition("/")[2]
-            draft = self._references.draft("").name
-            self.refuse(
-                self._ignored[0],
-                f"{keyword!r} says nothing in {draft}, which $schema names, so that it cannot tell"
-                " the options of a oneOf apart",
-            )
         return Rewritten(
             self._document,
             root,
@@ -273,8 +216,6 @@ class Rewriter:
 
     def refuse(self, pointer: str, reason: str) -> None:
         """Raises NotEnforced; in a lenient schema, records it."""
-        if self._is_probing:
-            return
         if not self._lenient:
             raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
         self._not_enforced.append(pointer)
@@ -282,8 +223,7 @@ class Rewriter:
 
     def note(self, pointer: str) -> None:
         """Records what asserts nothing that is known, and so is not enforced."""
-        if not self._is_probing:
-            self._not_enforced.append(pointer)
+        self._not_enforced.append(pointer)
 
     def schema(self, value: Json, pointer: str) -> Json:
         """The rewritten form of a schema; `pointer`: its place or origin."""
@@ -293,12 +233,8 @@ class Rewriter:
         if isinstance(value, bool):
             return value
         raw = value
-        value = self._references.draft(pointer).read(value)
-        self._check_keywords(value, pointer)
-        if is_nullable(value):
-            value, has_alternative = bare(value)
-            if has_alternative:
-                return self._made({"anyOf": [self.schema(value, pointer), NULL]}, pointer, raw)
+        value = self.draft.read(value)
+        self.check_keywords(value, pointer)
         out: dict[str, Json] = {}
         also: list[Json] = []
         for keyword in value:
@@ -310,15 +246,12 @@ class Rewriter:
         if any(each in self._given_up for each in patterns):
             # Which keys are others is not known.
             out.pop("additionalProperties", None)
-        return self._made(out, pointer, raw)
-
-    def _made(self, out: dict[str, Json], pointer: str, raw: Json) -> Json:
         self._origins[id(out)] = pointer
-        if not self._is_probing:
-            self._sources.append((out, pointer, raw))
+        self._sources.append((out, pointer, raw))
         return out
 
-    def _check_keywords(self, value: dict[str, Json], pointer: str) -> None:
+    def check_keywords(self, value: dict[str, Json], pointer: str) -> None:
+        """Raises Malformed for a keyword of this schema whose value is of another shape."""
         for keyword, inner in value.items():
             shape = SHAPES.get(keyword)
             if shape is not None and not shape[0](inner):
@@ -337,8 +270,6 @@ class Rewriter:
     ) -> None:
         value = schema[keyword]
         place = below(pointer, keyword)
-        if self._is_pointless(keyword, value, pointer):
-            return
         if keyword in self._handlers:
             self._handlers[keyword](Place(self, schema, pointer, out, also), value, place)
         elif keyword in REFUSED:
@@ -349,7 +280,7 @@ class Rewriter:
             # Generators write base64 with its pattern.
             if keyword != "contentEncoding" or "pattern" not in schema:
                 self.note(place)
-        elif keyword not in ANNOTATIONS and keyword != "nullable":
+        elif keyword not in ANNOTATIONS:
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
@@ -359,25 +290,9 @@ class Rewriter:
             else:
                 self.note(place)
 
-    def _is_pointless(self, keyword: str, value: Json, pointer: str) -> bool:
-        """Whether a keyword of a later draft was refused; those that are held are noted."""
-        draft = self._references.draft(pointer)
-        place = below(pointer, keyword)
-        self._has_one_of |= keyword == "oneOf" and not self._is_probing
-        if not draft.ignores(keyword, value):
-            return False
-        if keyword == "prefixItems":
-            self.refuse(place, f"it says nothing in {draft.name}; write a list under items")
-            return True
-        if not self._is_probing:
-            self._ignored.append(place)
-        return False
-
     def definition(self, target: str) -> str:
         """The name under which the schema at a pointer is defined in the result."""
         name = self._names.get(target)
-        if self._is_probing:
-            return name or ""
         if name is None:
             name = self._names[target] = f"d{len(self._names)}"
             self._pending.append(target)
@@ -386,10 +301,6 @@ class Rewriter:
     def resolve(self, reference: str, pointer: str) -> str:
         """The pointer that a reference leads to."""
         return self._references.resolve(reference, pointer)
-
-    def draft(self, pointer: str) -> Draft:
-        """The draft of the schema at a pointer."""
-        return self._references.draft(pointer)
 
     def translated(self, pattern: str) -> str:
         """A pattern in the engine's syntax. Raises Malformed, NotEnforced, TooComplex."""
@@ -407,15 +318,6 @@ class Rewriter:
     def raw(self, pointer: str) -> Json:
         """The value at a pointer of the document."""
         return at(self._document, pointer)
-
-    def probe(self, value: Json, place: str) -> None:
-        """Check a raw schema for wrong values of keywords, which negation would miss."""
-        was_probing = self._is_probing
-        self._is_probing = True
-        try:
-            self.schema(value, place)
-        finally:
-            self._is_probing = was_probing
 
     def string(self, value: Json, place: str) -> None:
         """Record a string that cannot be written without \\u."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from constraints.errors import TooComplex
 from constraints.schema.disjoint import conjuncts, types_of, values_of
 from constraints.schema.grammar import WATCH, parts
-from constraints.schema.reading import Json, equal_key
+from constraints.schema.reading import Json
 
 
 class Wanted(NamedTuple):
@@ -322,28 +322,13 @@ def bound(root: Json, definitions: dict[str, Json]) -> None:
     for schema in (root, *definitions.values()):
         for part in [each for each in parts(schema) if WATCH in each]:
             if "uniqueItems" in part[WATCH] and "prefixItems" not in part:
-                most = _num_values(part.get("items", True), definitions)
-                if most is not None:
+                texts = _texts(part.get("items", True), definitions)
+                if texts is not None:
+                    most = len({*texts} - {"-0"})
                     part["maxItems"] = min(most, part.get("maxItems", most))
             names = _keys([(part, True)]).get("names", part)
             if names is not part and len(names) < part[WATCH].get("minProperties", 0):
                 part["allOf"] = [*part.get("allOf", ()), {"type": [*_NO_OBJECTS]}]
-
-
-def _num_values(schema: Json, definitions: dict[str, Json], depth: int = 0) -> int | None:
-    """How many values a schema has at most; None: not known."""
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
-        return 0 if schema is False else None
-    listed = values_of(schema)
-    if listed is not None:
-        return len(set(map(equal_key, listed)))
-    inner = [(each,) for each in conjuncts(schema, definitions)]
-    inner += [schema[key] for key in ("anyOf", "oneOf") if key in schema]
-    found = [_sum(_num_values(each, definitions, depth + 1) for each in some) for some in inner]
-    types = schema.get("type", "object")
-    names = [types] if isinstance(types, str) else types
-    found.append(_sum(_num_of_type(name, schema) for name in names))
-    return min((each for each in found if each is not None), default=None)
 
 
 def _keys(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:
@@ -374,8 +359,8 @@ def _texts(schema: Json, definitions: dict[str, Json], depth: int = 0) -> tuple[
     if said == {"type"}:
         listed = _LISTED.get(str(schema["type"]))
     elif said == {"type", "minimum", "maximum"} and schema["type"] == "integer":
-        count = _num_of_type("integer", schema) or 0
-        listed = [ceil(schema["minimum"]) + index for index in range(min(count, _FEW + 1))]
+        low = ceil(schema["minimum"])
+        listed = [*range(low, min(floor(schema["maximum"]), low + _FEW) + 1)]
     elif said - {"type"} not in ({"enum"}, {"const"}):
         return None
     if listed is None or len(listed) > _FEW or not all(map(_has_known_spelling, listed)):
@@ -412,23 +397,6 @@ def _of_others(schema: Json) -> Iterator[tuple[Json, bool]]:
     yield rest, not patterns
     for each in patterns.values():
         yield each, rest is False and len(patterns) == 1
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
-
-
-def _num_of_type(name: str, schema: dict[str, Json]) -> int | None:
-    if name == "integer" and {"minimum", "maximum"} <= schema.keys():
-        low: int = ceil(schema["minimum"])
-        high: int = floor(schema["maximum"])
-        return max(0, high - low + 1)
-    return len(_LISTED[name]) if name in _LISTED else None
 
 
 def watching_definitions(definitions: dict[str, Json], keyword: str = "") -> set[str]:

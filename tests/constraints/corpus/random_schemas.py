@@ -5,10 +5,6 @@ from decimal import Decimal
 from typing import Any
 
 _KEYS = ["a", "b", "tag"]
-_DRAFTS = [
-    *[f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)],
-    "https://json-schema.org/draft/2019-09/schema",
-]
 _PATTERNS = [
     "^a",
     "b$",
@@ -38,15 +34,10 @@ _VALUES: list[Any] = [
 
 
 def whole_schema(draw: random.Random) -> dict[str, Any]:
-    """A schema, perhaps of a draft that it names, with a definition that it may refer to."""
-    named: dict[str, Any] = {}
+    """A schema, with a definition that it may refer to."""
     drawn = any_schema(draw, 3)
-    if draw.random() < 0.4:
-        # Keywords that the oldest drafts lack are refused in some places.
-        named = {"$schema": draw.choice(_DRAFTS)}
-        drawn = any_object(draw, 3)
     rest = drawn if isinstance(drawn, dict) else {}
-    return {**named, **rest, "$defs": {"other": any_object(draw, 1)}}
+    return {**rest, "$defs": {"other": any_object(draw, 1)}}
 
 
 def any_schema(draw: random.Random, depth: int) -> Any:

@@ -62,13 +62,6 @@ def test_where_masks_are_asked_for_and_within_a_grammar_nothing_is_judged(how: A
 BACK = {"pattern": r"(a+)b\1", **FRACTION}
 
 
-@pytest.mark.parametrize("keyword", ["default", "examples", "const"])
-def test_what_looks_like_a_pattern_in_a_value_is_none(keyword: str) -> None:
-    value: Any = [BACK] if keyword == "examples" else BACK
-    schema = {"not": {"type": "integer"}, "anyOf": [{keyword: value}, {"type": "number"}]}
-    assert closing(schema).checked_at_close == ("/not",)
-
-
 @pytest.mark.parametrize(
     "schema",
     [
