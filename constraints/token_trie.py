@@ -87,13 +87,6 @@ class TokenTrie:
         self._num_nodes = sum(len(level.parents) for level in self.levels)
         self._under = self._nodes_under_bytes()
 
-    def num_nodes_after(self, first: int, last: int) -> int:
-        """The number of nodes below first bytes from `first` to `last`."""
-        if not self.levels:
-            return 0
-        letters = self.levels[0].bytes
-        return int(self._under[(letters >= first) & (letters <= last)].sum())
-
     def num_nodes_from(
         self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int
     ) -> int:

@@ -6,13 +6,14 @@
 `made_len` matters only if the expression counts tokens, and no longer beyond the last bound. There
 the slacks for growing `max_len` converge to those for any number of tokens: their layers.
 
-Distances may be known along some places only (routes): then they give a sufficient number of
-tokens, which need not be the smallest.
+Tokens are followed from some places only, those on the way to the first character of each label.
+From others, which are inside of a character, single bytes are: so a token that ends there may be
+said to need more tokens than it does, by three at most.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from constraints.errors import TooComplex
 from constraints.regex.limits import MAX_TOKEN_STEPS
 from constraints.where.counter_grid import ALWAYS, NEVER, CounterGrid, Slacks, Ways, best_through
 from constraints.where.machine import Counter
-from constraints.where.token_transitions import TokenTransitions
+from constraints.where.token_transitions import ByteTable, TransitionCache
 
 # The most bytes of layers that are stored whole.
 _MAX_BYTES = 128_000_000
@@ -88,12 +89,8 @@ def can_keep(first: Slacks, num_layers: int, *, is_weighed: bool) -> bool:
 
 # The most bytes of slacks that are cached for pairs of lengths.
 _MAX_KEPT_BYTES = 64_000_000
-# Limits where the expression does not count tokens, since budgets can then be kept by other means:
-# places from which tokens are followed, and trie nodes inside of characters for all of them.
-_MAX_PLACES = 6000
-_MAX_FOLLOWED = 15_000_000
 # The most ways times cells to compute.
-MAX_WORK = 150_000_000
+_MAX_WORK = 150_000_000
 
 
 class Distances:
@@ -104,18 +101,10 @@ class Distances:
         counter_grid: CounterGrid,
         accepted: tuple[Slacks, ...],
         tokens: Counter | None,
-        transitions_of: Callable[[Sequence[int]], list[TokenTransitions]],
-        starts: Sequence[int],
-        is_alive: npt.NDArray[np.bool_],
-        num_followed: int,
-        max_work: int = MAX_WORK,
+        ways: Ways,
     ) -> None:
-        """Computes the transitions of every place that tokens reach from `starts`.
+        """accepted: slacks of accepting now, [num_places, num_cells], for each segment of tokens.
 
-        accepted:     slacks of accepting now, [num_places, num_cells], for each segment of tokens
-        is_alive:     [num_places] whether a text can be completed from there at all
-        num_followed: trie nodes that begin inside of a character, for all such places
-        max_work:     the most ways times cells to compute
         Raises TooComplex where there are too many ways.
         """
         self._counter_grid = counter_grid
@@ -128,11 +117,8 @@ class Distances:
         self._accepted = accepted
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
-        counts_tokens = self._limit is not None or self._cap > 0
-        if not counts_tokens and (is_alive.sum() > _MAX_PLACES or num_followed > _MAX_FOLLOWED):
-            raise TooComplex("too many places to follow tokens from")
-        self._ways = _ways(counter_grid, transitions_of, starts, is_alive, accepted[0].shape[1])
-        self._check_work(max_work)
+        self._ways = ways
+        self._check_work()
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Slacks, int]] = OrderedDict()
         self._kept_bytes = 0
@@ -143,7 +129,7 @@ class Distances:
             is_weighed=counter_grid.slack is not None,
         )
 
-    def _check_work(self, max_work: int) -> None:
+    def _check_work(self) -> None:
         """Estimate the work from the number of tokens that the highest lower bound needs."""
         counter_grid = self._counter_grid
         gains = [*self._ways.gains.T, self._ways.costs]
@@ -157,7 +143,7 @@ class Distances:
         first = self._accepted[0]
         work = num_tokens * len(self._ways.sources) * first.shape[1]
         is_weighed = self._cap > 0 or counter_grid.slack is not None
-        if work > max_work or not can_keep(first, num_tokens, is_weighed=is_weighed):
+        if work > _MAX_WORK or not can_keep(first, num_tokens, is_weighed=is_weighed):
             raise TooComplex("completions of too many tokens to look at")
 
     def at_hand(self, made_len: int, max_len: int | None) -> Slacks | None:
@@ -221,41 +207,41 @@ class Distances:
         return after if (slacks == after).all() else slacks
 
 
-def _ways(
+def ways_of_tokens(
     counter_grid: CounterGrid,
-    transitions_of: Callable[[Sequence[int]], list[TokenTransitions]],
-    starts: Sequence[int],
+    table: ByteTable,
+    cache: TransitionCache,
+    starts: npt.NDArray[np.int64],
+    is_followed: npt.NDArray[np.bool_],
     is_alive: npt.NDArray[np.bool_],
-    num_cells: int,
 ) -> Ways:
-    """The ways of tokens between all live places that tokens reach from `starts`."""
-    seen = ~is_alive
-    wave = list(starts)
-    seen[wave] = True
-    sources = []
-    targets = []
-    gains = []
+    """The ways between all live places that tokens reach from `starts`.
+
+    is_followed: [num_places] from which tokens are followed, from others single bytes
+    Raises TooComplex.
+    """
+    seen = ~is_followed
+    seen[starts] = True
+    wave = starts.tolist()
+    inside = table.utf8.num_places
+    others = np.flatnonzero((is_alive & ~is_followed).reshape(-1, inside).any(axis=0))
+    found = [table.steps_inside(others)] if len(others) else []
     num_ways = 0
     while wave:
-        found = transitions_of(wave)
-        for place, transitions in zip(wave, found, strict=True):
+        reached = []
+        for place, transitions in zip(wave, cache.transitions_of(wave), strict=True):
             kept = is_alive[transitions.targets]
-            targets.append(transitions.targets[kept])
-            gains.append(transitions.gains[kept])
-            sources.append(np.full(len(targets[-1]), place, dtype=np.int64))
-            num_ways += len(targets[-1])
-        fresh = np.unique(np.concatenate(targets[-len(found) :]))
+            targets = transitions.targets[kept]
+            found.append((np.full_like(targets, place), targets, transitions.gains[kept]))
+            reached.append(targets)
+            num_ways += len(targets)
+        fresh = np.unique(np.concatenate(reached))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
         if num_ways > MAX_TOKEN_STEPS // 8:
             raise TooComplex("too many ways of tokens to look at")
-    ways = Ways.of(
-        counter_grid,
-        np.concatenate(sources),
-        np.concatenate(targets),
-        np.concatenate(gains),
-        num_layer_counters=0,
-    )
-    if len(ways.sources) * num_cells > MAX_TOKEN_STEPS:
+    whole = map(np.concatenate, zip(*found, strict=True))
+    ways = Ways.of(counter_grid, *whole, num_layer_counters=0)
+    if len(ways.sources) * counter_grid.num_cells > MAX_TOKEN_STEPS:
         raise TooComplex("too many tokens and counts to look at")
     return ways

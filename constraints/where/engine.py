@@ -4,8 +4,8 @@
     counts   of characters, words and sentences, each held at its last bound
     legal    a token behind which the counts are within the slack of the place
 
-Masks respect `max_len` exactly, since distances are computed in tokens. Where there are too many
-places for that, distances are known along some of them only: routes.
+Masks respect `max_len`, since distances are computed in tokens. Where there are too many counts for
+that, completions are searched for.
 len(tokens(X)) counts every token, those of a phrase that stops_before drops included.
 
 Tokens can complete whatever bytes can complete, unless tokens are counted or some byte has no
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
 from constraints.errors import Contradiction, IllegalToken, TooComplex
@@ -30,7 +29,7 @@ from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.contradictions import contradiction, is_plainly_empty
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
-from constraints.where.distances import MAX_WORK, Distances
+from constraints.where.distances import Distances, ways_of_tokens
 from constraints.where.evaluate import dropped_phrases
 from constraints.where.machine import Machine, machine_of
 from constraints.where.plain_space import ClosingSpace, without_control_space
@@ -93,8 +92,6 @@ def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
 
 # States whose transitions are computed while compiling, where distances do not need all of them.
 _MAX_AHEAD = 32
-# The most work on routes: a tenth of a second; `_greedy` may find a completion without them.
-_MAX_ROUTED = 8_000_000
 # The most kinds of tokens that are compared in a few microseconds.
 _MAX_QUICK_KINDS = 1_000
 # The most forced bytes that are returned at once.
@@ -138,49 +135,29 @@ class WhereLanguage:
         self.tokens = self.machine.tokens
         self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.distances: Distances | None = None
-        # Distances of some places, where there are too many places to compute them all.
-        self.routes: Distances | None = None
-        is_alive = np.any(self.coaccessible_slacks > NEVER, axis=1)
         try:
-            self.distances = self._distances(is_alive)
+            self.distances = self._distances()
         except TooComplex:
             if self.tokens is not None:
                 raise
-            self.routes = self._routes(is_alive)
-            if self.routes is None:
-                self._warm_up()
+            self._warm_up()
         self.follows_bytes = self.distances is None or (self.tokens is None and self.spells_utf8)
 
-    def _distances(self, is_followed: npt.NDArray[np.bool_], max_work: int = MAX_WORK) -> Distances:
-        """Distances along these places only. Raises TooComplex."""
-        inside = self.table.utf8.num_places
-        is_inside = np.arange(len(is_followed)) % inside > 0
+    def _distances(self) -> Distances:
+        """Raises TooComplex."""
+        is_alive = np.any(self.coaccessible_slacks > NEVER, axis=1)
+        is_followed = is_alive
+        if self.spells_utf8 and self.tokens is None:
+            # Where a byte is a token, it is enough to know of other places how their bytes go on.
+            is_plain = plain_places(self.table.utf8, self.machine.partition)
+            is_followed = is_alive & np.tile(is_plain, self.machine.num_states)
         # Where single bytes are tokens, tokens reach every place.
-        everywhere = np.flatnonzero(is_followed).tolist()
-        return Distances(
-            self.counter_grid,
-            self.accepted,
-            self.tokens,
-            self.transition_cache.transitions_of,
-            everywhere if self.spells_utf8 else [self.table.start // self.table.width],
-            is_followed,
-            int((is_followed & is_inside).sum()) * self.trie.num_nodes_after(0x80, 0xBF),
-            max_work,
+        start = self.table.start // self.table.width
+        starts = np.flatnonzero(is_followed) if self.spells_utf8 else np.array([start])
+        ways = ways_of_tokens(
+            self.counter_grid, self.table, self.transition_cache, starts, is_followed, is_alive
         )
-
-    def _routes(self, is_alive: npt.NDArray[np.bool_]) -> Distances | None:
-        """Distances along the plainest characters; None: these are all characters, or too many.
-
-        Tokens may contain other characters, too, as long as they do not end inside of one.
-        """
-        is_plain = plain_places(self.table.utf8, self.machine.partition)
-        is_followed = is_alive & np.tile(is_plain, self.machine.num_states)
-        if (is_followed == is_alive).all():
-            return None
-        try:
-            return self._distances(is_followed, _MAX_ROUTED)
-        except TooComplex:
-            return None
+        return Distances(self.counter_grid, self.accepted, self.tokens, ways)
 
     def _warm_up(self) -> None:
         """Compute the transitions of the first places, which would delay the first masks."""
@@ -262,11 +239,6 @@ class WhereMatcher:
     @property
     def _place(self) -> int:
         return self._packed // self._language.table.width
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether a character has begun and is not complete."""
-        return self._place % self._language.table.utf8.num_places > 0
 
     def transitions(self) -> TokenTransitions:
         """The transitions of this place."""
@@ -358,7 +330,7 @@ class WhereMatcher:
     ) -> tuple[int, ...] | None:
         """The fewest tokens that complete the text, plain ones first; None: over `max_len`.
 
-        Without distances fewer tokens may be possible, and without routes none may be found.
+        Without distances fewer tokens may be possible, and none may be found.
         `tails` and `num_failed` are not used: nothing is searched repeatedly.
         """
         if self._has_ended:
@@ -366,15 +338,7 @@ class WhereMatcher:
         language = self._language
         if language.distances is not None:
             return _shortest_by_distances(self, language.distances, max_len)
-        found = None
-        if language.routes is not None:
-            found = _shortest_along_routes(
-                self, language.routes, language.coaccessible_slacks, max_len
-            )
-            # Where every byte has a token, routes lead from every place to an end.
-            if language.spells_utf8:
-                return found
-        return self._greedy(max_len) if found is None else found
+        return self._greedy(max_len)
 
     def _greedy(self, max_len: int) -> tuple[int, ...] | None:
         """A completion whose tokens count as much as possible, with a searched one behind them."""
@@ -415,10 +379,6 @@ class WhereMatcher:
         return not self.transitions().legal(slacks, self.counts).any()
 
 
-# The most tokens that complete a character: one for each byte that it may lack.
-_MAX_INSIDE = 3
-
-
 def _shortest_by_distances(
     state: "WhereMatcher", distances: Distances, max_len: int
 ) -> tuple[int, ...] | None:
@@ -436,44 +396,6 @@ def _shortest_by_distances(
         ahead.advance(token_id)
         tokens.append(token_id)
     return tuple(tokens)
-
-
-def _shortest_along_routes(
-    state: "WhereMatcher", routes: Distances, coaccessible_slacks: Slacks, max_len: int
-) -> tuple[int, ...] | None:
-    """Few tokens that complete the text; None: more than `max_len`, or no route is near.
-
-    Routes begin between two characters, so a character that has begun is completed first.
-    """
-    tokens: list[int] = []
-    ahead = state.fork()
-    for _ in range(1 + min(_MAX_INSIDE, max_len)):
-        rest = _shortest_by_distances(ahead, routes, max_len - len(tokens))
-        if rest is not None:
-            return (*tokens, *rest)
-        token_id = (
-            _next_towards_route(ahead, routes, coaccessible_slacks, max_len - len(tokens))
-            if ahead.is_inside
-            else None
-        )
-        if token_id is None:
-            return None
-        ahead.advance(token_id)
-        tokens.append(token_id)
-    return None
-
-
-def _next_towards_route(
-    state: "WhereMatcher", routes: Distances, coaccessible_slacks: Slacks, max_len: int
-) -> int | None:
-    """The token that leads to the shortest route, or else further into the character."""
-    after = state.made_len + 1
-
-    def leads_on(length: int) -> bool:
-        return _next(state, routes.within(after, length)) is not None
-
-    length = _smallest(leads_on, max_len - 1)
-    return _next(state, coaccessible_slacks if length is None else routes.within(after, length))
 
 
 def _next(state: "WhereMatcher", slacks: Slacks) -> int | None:

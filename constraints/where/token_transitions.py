@@ -77,6 +77,23 @@ class ByteTable:
             machine.start * inside * width,
         )
 
+    def steps_inside(self, inside: npt.NDArray[np.int64]) -> tuple[Packed, Packed, Counts]:
+        """The steps of single bytes from places inside of characters, in every state.
+
+        inside: which of UTF-8's places. Returns the sources, the targets and the gains.
+        """
+        # Most bytes lead where others do.
+        after = np.stack([self.utf8.labels[inside], self.utf8.places[inside]], axis=2)
+        keys = after @ np.array([self.utf8.num_places + 1, 1])
+        keys += np.arange(len(inside))[:, None] * (int(keys.max(initial=0)) + 1)
+        _, first = np.unique(keys, return_index=True)
+        places, columns = inside[first // self.width], first % self.width
+        entries = self.entries.reshape(-1, self.utf8.num_places, self.width)[:, places, columns]
+        states, which = np.nonzero(entries & PLACE_MASK)
+        packed = entries[states, which]
+        sources = states * self.utf8.num_places + places[which]
+        return sources, self.targets(packed), self.gains(packed)
+
     def targets(self, packed: Packed) -> npt.NDArray[np.int64]:
         """The places of packed states."""
         return (packed & PLACE_MASK) // self.width

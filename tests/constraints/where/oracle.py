@@ -374,7 +374,7 @@ class Oracle:
         bounds = list(_token_bounds(expression))
         self._most_tokens = max([0, *bounds]) + 1
         # Where every byte is a token, what characters can complete tokens can, too.
-        self._follows_tokens = bool(bounds) or not set(tokens) >= _BYTES
+        self.follows_tokens = bool(bounds) or not set(tokens) >= _BYTES
         self._steps: dict[tuple[Joint, str], Joint | None] = {}
         self._within: dict[tuple[Place, int], bool] = {}
         self._moves: dict[Place, tuple[Place, ...]] = {}
@@ -400,6 +400,10 @@ class Oracle:
                 legal.add(token_id)
         return frozenset(legal)
 
+    def is_inside(self, prefix: Sequence[int]) -> bool:
+        """What was made so far ends inside of a character."""
+        return self.place(prefix).tail != b""
+
     def is_complete(self, prefix: Sequence[int]) -> bool:
         """What was made so far satisfies the expression."""
         return self._accepts(self.place(prefix))
@@ -423,7 +427,7 @@ class Oracle:
             return max_len >= 1 and self._completes_within(after, max_len - 1)
         if not self._by_characters.is_live(after):
             return False
-        return not self._follows_tokens or self._by_tokens.is_live(after)
+        return not self.follows_tokens or self._by_tokens.is_live(after)
 
     def _after(self, place: Place, token: bytes) -> Place | None:
         """The place after a token; None where its bytes cannot be part of a text."""

@@ -1,7 +1,6 @@
-"""Completions where there are too many places to know the distances of all; and quick masks."""
+"""Completions along many places, and quick masks."""
 
 import random
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,6 @@ import pytest
 
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
-from constraints.where.engine import WhereLanguage
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import Matches, text
@@ -18,13 +16,6 @@ from constraints.where.token_transitions import TransitionCache
 from tests.constraints.cases import demo_vocabulary, drawn, judge_of, language_of, text_of
 from tests.constraints.where.expressions import END_ID, LARGE, TOKENS, compiled
 from tests.constraints.where.oracle import Oracle
-
-
-def routed(written: str) -> WhereLanguage:
-    language = language_of(ConstraintSpec(Kind.WHERE, written), LARGE)
-    assert isinstance(language, WhereLanguage)
-    assert language.routes is not None
-    return language
 
 
 def where(pattern: str) -> str:
@@ -66,7 +57,7 @@ def test_a_text_of_many_unicode_characters_is_known_to_need_few_tokens(
     ],
 )
 def test_completions_are_legal_and_nearly_as_short_as_those_of_the_oracle(written: str) -> None:
-    matcher = routed(written).matcher()
+    matcher = compiled(written).matcher()
     oracle = Oracle(parse(written), TOKENS, (END_ID,))
     draw = random.Random(written)
     prefix: list[int] = []
@@ -78,7 +69,7 @@ def test_completions_are_legal_and_nearly_as_short_as_those_of_the_oracle(writte
         fewest = oracle.shortest_len(prefix, len(completion))
         assert fewest is not None
         # Inside a character its last bytes may have to be written one by one.
-        assert len(completion) - fewest <= (2 if matcher.is_inside else 0)
+        assert len(completion) - fewest <= (2 if oracle.is_inside(prefix) else 0)
         assert matcher.shortest(len(completion)) == completion
         assert fewest == 0 or matcher.shortest(fewest - 1) is None
         prefix.append(draw.choice(legal))
@@ -89,25 +80,13 @@ def test_completions_are_legal_and_nearly_as_short_as_those_of_the_oracle(writte
 def test_a_text_is_complete_within_its_budget(slack: int) -> None:
     written = where(r"\w{12}(日|😀)[\w ]{12,}") + ' and ends_with(X, "ä")'
     spec = ConstraintSpec(Kind.WHERE, written)
-    max_len = OutputConstraintState(routed(written), LARGE, Budget(200)).needed_len + slack
+    max_len = OutputConstraintState(compiled(written), LARGE, Budget(200)).needed_len + slack
     for seed in range(20):
-        output_state = OutputConstraintState(routed(written), LARGE, Budget(max_len))
+        output_state = OutputConstraintState(compiled(written), LARGE, Budget(max_len))
         output = drawn(output_state, LARGE, max_len, random.Random(seed))
         assert output_state.is_satisfied
         assert len(output) <= max_len
         assert judge_of(spec)(text_of(output, LARGE), len(output))
-
-
-def test_masks_keep_what_routes_do_not_lead_to() -> None:
-    matcher = routed(where(r"\w{24}")).matcher()
-    beginning = "äöüé日本".encode()
-    assert matcher.num_legal(tuple(beginning)) == len(beginning)
-    for byte in beginning[:-1]:
-        matcher.advance(byte)
-    completion = matcher.shortest(30)
-    assert completion is not None
-    written = beginning[:-1] + b"".join(TOKENS[token_id] for token_id in completion)
-    assert re.fullmatch(r"\w{24}", written.decode())
 
 
 def test_a_mask_is_quick_where_its_tables_are_there() -> None:
