@@ -24,9 +24,8 @@ than others take a sixteenth of the step at most, and nothing of one with a prom
 Of several sequences that begin alike, like the values of a distribution behind one prompt, the
 first computes the shared beginning and the others wait until they find it in the cache.
 
-A step computes of one image at most, whose encoder takes its time. Where an image's tokens attend
-to each other, no chunk ends inside of one. A prompt that can begin with nothing else then waits for
-the next step, and with it those behind it that have images.
+Where an image's tokens attend to each other, no chunk ends inside of one. A prompt that can begin
+with nothing else then waits for the next step, and with it those behind it.
 """
 
 from collections.abc import Iterable
@@ -63,7 +62,6 @@ class StepPlan:
     # Keys whose prompts share what is left for them.
     overserved: frozenset[str] = frozenset()
     num_overserved_left: int = 0
-    num_images_left: int = 1
     images_see_ahead: bool = False
     # Draft tokens of each sequence that decodes.
     num_drafts: int = 0
@@ -83,10 +81,7 @@ class StepPlan:
 
     def schedule_prompt(self, sequence: Sequence) -> int:
         """The next tokens of a prompt, as many as the step has room for; how many."""
-        start = sequence.scheduled_len
-        chunk_len = self.room_for(sequence, start)
-        if any(image.start < start + chunk_len and start < image.stop for image in sequence.images):
-            self.num_images_left = 0
+        chunk_len = self.room_for(sequence, sequence.scheduled_len)
         self.schedule(sequence, chunk_len)
         if sequence.request.key.name in self.overserved:
             self.num_overserved_left = max(0, self.num_overserved_left - chunk_len)
@@ -101,15 +96,9 @@ class StepPlan:
         room = most
         if sequence.request.key.name in self.overserved:
             room = min(most, self.num_overserved_left)
-        num_images_left = self.num_images_left
-        for image in sequence.images:
-            if image.stop <= start or start + room <= image.start:
-                continue
-            before = max(0, image.start - start)
-            if num_images_left == 0:
-                return before
-            num_images_left -= 1
-            if self.images_see_ahead and start + room < image.stop:
+        for image in sequence.images if self.images_see_ahead else ():
+            if start < image.stop and image.start < start + room < image.stop:
+                before = max(0, image.start - start)
                 # Nobody can be let have less of it at a time.
                 comes_whole = before == 0 and start + most >= image.stop
                 return image.stop - start if comes_whole else before
@@ -344,7 +333,6 @@ class Planner:
         # Keys of which one was preempted a moment ago: its tokens are in flight, or the shard still
         # has its row. No younger one gets the blocks that it lost to an older one.
         leaving: set[str] = set()
-        awaits_image = False
         for sequence in offers:
             if plan.num_tokens_left == 0 or len(self._running) >= self._max_running:
                 return
@@ -352,16 +340,8 @@ class Planner:
                 return
             if not self._running.has_left(sequence.request_id):
                 leaving.add(sequence.request.key.name)
-            if sequence.request.key.name in leaving or (sequence.images and awaits_image):
-                continue
-            start = self._cached_len(sequence) if sequence.images else 0
-            if not plan.room_for(sequence, start):
-                if sequence.request.key.name in plan.overserved:
-                    continue
-                if plan.num_images_left:
-                    # The room that is left is too small for its image: nobody else has it either.
-                    return
-                awaits_image = True
+            key = sequence.request.key.name
+            if key in leaving or (key in plan.overserved and not plan.room_for(sequence, 0)):
                 continue
             if self._running and self._allocator.num_available < sequence.min_available:
                 return
@@ -370,18 +350,15 @@ class Planner:
             allocation = self._allocate(sequence, num_spare)
             if allocation is None:
                 return
-            if sequence.images and not plan.room_for(sequence, allocation.cached_len):
-                # There was no slot to begin with the state that was found.
+            if not plan.room_for(sequence, allocation.cached_len):
+                # What is left is too small for its image: nobody else has it either.
                 self._allocator.free(allocation)
+                if key in plan.overserved:
+                    continue
                 return
             self._waiting.remove(sequence)
             self._admit(sequence, allocation, plan, now_s)
             num_spare += sequence.may_grow
-
-    def _cached_len(self, sequence: Sequence) -> int:
-        """What `_allocate` would find in the cache."""
-        salt = sequence.request.cache_salt
-        return self._allocator.cached_len(sequence.key_ids(), sequence.max_cached_len, salt)
 
     def _allocate(self, sequence: Sequence, num_spare: int) -> BlockAllocation | None:
         allocation = self._allocator.allocate(

@@ -745,33 +745,6 @@ def image_prompt(num_before: int, span_len: int, shown: int, num_behind: int) ->
     return make_request(prompt_ids, images=(make_image(num_before, span_len, shown),))
 
 
-def test_a_step_computes_of_one_image() -> None:
-    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
-    scheduler.add(0, image_prompt(0, 8, 1, 1), 0.0)
-    scheduler.add(1, image_prompt(3, 8, 2, 1), 0.0)
-    assert chunks(run(scheduler, token(0, 7))) == {0: 9, 1: 3}
-    assert chunks(step(scheduler))[1] == 9
-
-
-def test_several_images_of_a_prompt_are_computed_in_several_steps() -> None:
-    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
-    images = (make_image(1, 4, 1), make_image(5, 4, 2))
-    scheduler.add(0, make_request((1, *(PLACEHOLDER,) * 8, 2), images=images), 0.0)
-    assert chunks(run(scheduler)) == {0: 5}
-    assert chunks(step(scheduler)) == {0: 5}
-
-
-def test_text_passes_a_prompt_that_waits_for_its_image_and_images_do_not() -> None:
-    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
-    scheduler.add(0, image_prompt(0, 8, 1, 1), 0.0)
-    scheduler.add(1, image_prompt(0, 8, 2, 1), 0.0)
-    # Its text would enter now, and its image would come first in the next step.
-    scheduler.add(2, image_prompt(3, 8, 3, 1), 0.0)
-    scheduler.add(3, make_request((1, 2, 3)), 0.0)
-    assert new_of(run(scheduler, token(0, 7), token(3, 7))) == [(0, 0), (3, 0)]
-    assert [new.request_id for new in step(scheduler).new] == [1, 2]
-
-
 def test_kv_is_shared_by_what_an_image_shows_and_not_by_the_ids_in_its_place() -> None:
     scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
     scheduler.add(0, image_prompt(4, 8, 1, 2), 0.0)
@@ -782,15 +755,6 @@ def test_kv_is_shared_by_what_an_image_shows_and_not_by_the_ids_in_its_place() -
     (new,) = run(scheduler, token(2, 7)).new
     assert new.cached_len == 12
     assert new.token_ids == (1,) * 4 + (PLACEHOLDER,) * 8 + (2,) * 2
-
-
-def test_an_image_that_is_cached_does_not_count() -> None:
-    scheduler = make_scheduler(num_blocks=40, max_step_tokens=64)
-    scheduler.add(0, image_prompt(0, 8, 1, 2), 0.0)
-    run(scheduler, token(0, 7, FinishReason.LENGTH))
-    for request_id, shown in ((1, 2), (2, 1)):
-        scheduler.add(request_id, image_prompt(0, 8, shown, 2), 0.0)
-    assert new_of(step(scheduler)) == [(1, 0), (2, 8)]
 
 
 def test_nobody_waits_for_the_kv_of_another_image() -> None:

@@ -368,20 +368,13 @@ class ImagesMachine(SchedulerMachine):
             request = self.tracked[new.request_id].request
             assert new.token_ids[: new.prompt_len] == request.prompt_ids
             assert new.images == request.images
-        num_images = 0
         for request_id, chunk_len in chunks.items():
             start = self.sent_lens[request_id]
             stop = self.sent_lens[request_id] = start + chunk_len
             for image in self.tracked[request_id].request.images:
                 if chunk_len and image.start < stop and start < image.stop:
-                    num_images += 1
                     cuts = stop < image.stop and self.limits.images_see_ahead
                     assert not cuts, "a chunk ends inside of an image that sees ahead"
-        assert num_images <= 1, "a step computes of several images"
-
-    def may_be_passed(self, request_id: int) -> bool:
-        """A prompt with images waits for the step that may compute one."""
-        return bool(self.tracked[request_id].request.images) or super().may_be_passed(request_id)
 
 
 TestScheduler = SchedulerMachine.TestCase
