@@ -155,7 +155,7 @@ class ImageTensor:
 class Image:
     """Tokens [start, start + span_len) of a prompt stand for an image, its break tokens among them.
 
-    digest:  16 bytes, of the file's bytes and of the processor's settings
+    digest:  16 bytes, of the file's bytes, and of no other router's
     tensors: what the model's class takes beside token ids, by its names; of an image that ends
         before cached_len those of integers alone
     """

@@ -1092,7 +1092,7 @@ class Image(_message.Message):
     SPAN_LEN_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
-    """16 bytes, of the file's bytes and of the processor's settings."""
+    """16 bytes, of the file's bytes, and of no other router's."""
     start: _builtins.int
     span_len: _builtins.int
     @_builtins.property

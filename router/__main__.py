@@ -64,7 +64,7 @@ from router.http.server.listen import (
 )
 from router.http.server_info import capacity_of, limits_of, server_info
 from router.images.memory import ImageMemory
-from router.images.pool import Blind, ImagePool, ImageRules, may_see, why_blind
+from router.images.pool import Blind, ImagePool, ImageRules, may_see
 from router.request.errors import Displaced, ShardFailed, StartupFailed, TemplateFailed
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -122,11 +122,6 @@ def _check(config: RouterConfig) -> int:
     if expected is not None and expected.vocab_size is not None:
         _warn_of_tokens_beyond(tokenizer, expected.vocab_size)
     tokenizer.close()
-    folder = tokenizer.path.parent
-    if may_see(folder):
-        reason = asyncio.run(why_blind(folder))
-        if reason is not None:
-            _logger.warning("images will not be served: %s", reason)
     _adapter_folders(config)
     return 0
 
@@ -399,7 +394,8 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         )
         template.start()
         end_tokens = [tokenizer.token_text(each) for each in limits.eos_token_ids]
-        template.prove(end_tokens, None if images is None else images.marker)
+        marker = None if images is None else images.marker
+        template.prove(end_tokens, marker)
         rules = ReadingRules(
             separates_thoughts=config.reasoning_format == "auto",
             takes_unproven_tools=config.unproven_tools == "generic",
@@ -413,11 +409,16 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
 
             fetcher = ImageFetcher(config.max_image_fetch_size, image_memory, config.fetched_hosts)
             reader = ImageReader(
-                fetcher.fetch, infer, metrics, images.marker, max_images=config.max_images
+                fetcher.fetch,
+                images.prepare,
+                infer,
+                metrics,
+                images.marker,
+                max_images=config.max_images,
             )
         services = Services(
             infer=infer,
-            validation=Validation(limits, tokenizer, checks, images),
+            validation=Validation(limits, tokenizer, checks, marker),
             tokenizer=tokenizer,
             chat_template=template,
             metrics=metrics,

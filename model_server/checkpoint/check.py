@@ -17,6 +17,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -363,6 +364,8 @@ def _image_token_id(
         raise Blind("a GGUF file has nothing that sees")
     if not has_processor(settings.folder):
         raise Blind(f"its checkpoint has no processor: {' or '.join(PROCESSOR_FILES)}")
+    if find_spec("PIL") is None:
+        raise Blind("pillow is not installed: pip install 'tandem[vision]'")
     for name in ("image_token_id", "image_token_index"):
         token_id = getattr(config, name, None)
         if isinstance(token_id, int):

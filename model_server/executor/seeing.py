@@ -10,7 +10,6 @@ recipe's weights each, none has logits to compare, as of text: each looks at the
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,8 +206,6 @@ class Seeing:
 
 def _noise(folder: Path, trust_remote_code: bool) -> ProcessedImage:
     """Raises Blind."""
-    if find_spec("PIL") is None:
-        raise Blind("pillow is not installed: pip install 'tandem[vision]'")
     pixels = np.random.default_rng(0).integers(0, 256, _NOISE_SHAPE, dtype=np.uint8)
     try:
         processor = ImageProcessor(folder, trust_remote_code=trust_remote_code)

@@ -132,13 +132,9 @@ class WorkerProcess:
         self._zygote_client.send(f"lower {self.number}")
 
     def hurry(self) -> None:
-        """Raise its priority, which needs privileges; without them nothing changes."""
+        """Raise its priority, as far as privileges go; one that somebody has stopped goes on."""
         self.hurries = True
         self._zygote_client.send(f"raise {self.number}")
-
-    def pause(self) -> None:
-        """Stop it with a signal."""
-        self._zygote_client.send(f"pause {self.number}")
 
     def kill(self) -> None:
         """Kill it; `ended` is set when it has ended."""

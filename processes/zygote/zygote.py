@@ -7,7 +7,7 @@ second, and transformers ten. The zygote has one thread, reads nothing hostile, 
 owner; workers end with the zygote. Workers are identified by numbers from the owner, so that no
 signal goes to a process that has reused an id.
 
-    owner says   fork N (with a socket) | lower N | raise N | pause N | kill N
+    owner says   fork N (with a socket) | lower N | raise N | kill N
     zygote says  ready ABOUT | failed REASON | exited N STATUS CPU_S
 
 No limit depends on the worker's own code: an engine in an endless loop or recursion is ended, too.
@@ -236,8 +236,10 @@ class Zygote:
             return
         if verb == "raise":
             stop_giving_way(pid)
+            # Somebody may have stopped it while it was idle.
+            os.kill(pid, signal.SIGCONT)
             return
-        os.kill(pid, {"kill": signal.SIGKILL, "pause": signal.SIGSTOP}[verb])
+        os.kill(pid, signal.SIGKILL)
 
     def _fork(self, number: int, wakeups: tuple[socket.socket, socket.socket]) -> None:
         fd = self._fds.pop(0)

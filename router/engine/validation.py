@@ -5,12 +5,10 @@ not fit together are refused, where TGI looks at the first 1024 new tokens alone
 HTTP; names are spelt as the caller says.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Protocol
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from proto.contract import Image, StopParams
@@ -23,7 +21,7 @@ from router.request.errors import (
     check_unicode,
     cut,
 )
-from router.request.images import ImageFile, ImageRefused, PreparedImage, splice
+from router.request.images import splice
 from router.request.parameters import (
     Limits,
     RawParams,
@@ -42,20 +40,6 @@ __all__ = ["Limits", "RawParams", "Validation"]
 
 # Of a prompt that may be truncated, unless the model's context is larger.
 _MAX_TOKENS = 1 << 18
-# Images of a request that are read at the same time: more would leave others no place in the queue,
-# and be read for nothing where the client leaves.
-_MAX_READING = 4
-
-
-class ReadsImages(Protocol):
-    """Makes of images what stands for their `marker` in prompts; see `router/images/pool.py`."""
-
-    @property
-    def marker(self) -> str:
-        """What a prompt's text has for an image."""
-
-    async def prepare(self, file: ImageFile) -> PreparedImage:
-        """Raises ImageRefused, and Overloaded where there is no room."""
 
 
 def _draw_seed() -> int:
@@ -65,7 +49,8 @@ def _draw_seed() -> int:
 class Validation:
     """Builds all GenerateRequests. `draw_seed` makes a u64 for a request that samples without one.
 
-    Without `checks` every grammar is refused, without `images` every image.
+    Without `checks` every grammar is refused. `image_marker` stands for each image in a prompt's
+    text; None: there are none.
     """
 
     def __init__(
@@ -73,15 +58,15 @@ class Validation:
         limits: Limits,
         tokenizer: Tokenizer,
         checks: ConstraintCheck | None = None,
-        images: ReadsImages | None = None,
+        image_marker: str | None = None,
         *,
         draw_seed: Callable[[], int] = _draw_seed,
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
         self._checks = checks
-        self._images = images
-        self._marker_id = None if images is None else marker_id_of(images.marker, tokenizer)
+        self._image_marker = image_marker
+        self._marker_id = None if image_marker is None else marker_id_of(image_marker, tokenizer)
         self._draw_seed = draw_seed
 
     async def validate(
@@ -98,10 +83,7 @@ class Validation:
             field=raw.name("inputs"),
             max_len=max(_MAX_TOKENS, self.limits.max_total_len),
         )
-        self._check_markers(token_ids, raw)
-        if not raw.images:
-            return await self._request(token_ids, visible(text), raw, trace_id)
-        prompt_ids, images = await self._with_images(token_ids, raw)
+        prompt_ids, images = self._spliced(token_ids, raw)
         return await self._request(prompt_ids, visible(text), raw, trace_id, images)
 
     async def validate_ids(
@@ -141,29 +123,27 @@ class Validation:
     def _check_markers(self, token_ids: Sequence[int], raw: RawParams) -> None:
         """Raises InvalidRequest for a marker without an image, which would stand for nothing."""
         num_images = len(raw.images)
-        if self._images is None:
+        if self._image_marker is None:
             assert not num_images, "no image is taken"
             return
         num_markers = token_ids.count(self._marker_id)
         if num_markers != num_images:
             name = raw.name("inputs")
             raise InvalidRequest(
-                f"`{name}` must have a marker, {self._images.marker}, for each of its"
+                f"`{name}` must have a marker, {self._image_marker}, for each of its"
                 f" {num_images} images and no other. Given: {num_markers}, which in chats the"
                 " template writes",
                 name,
             )
 
-    async def _with_images(
+    def _spliced(
         self, token_ids: Sequence[int], raw: RawParams
-    ) -> tuple[tuple[int, ...], tuple[Image, ...]]:
-        """The prompt with spans for its markers. Raises InvalidRequest and Overloaded."""
-        assert self._marker_id is not None, "its markers were counted"
-        if raw.truncate is None:
-            # Before anything is read: each image has a token at least.
-            self._room(len(token_ids), raw)
-        prepared = await self._prepared(raw.images)
-        prompt_ids, images = splice(token_ids, self._marker_id, prepared)
+    ) -> tuple[Sequence[int], tuple[Image, ...]]:
+        """The prompt with spans for its markers. Raises InvalidRequest."""
+        self._check_markers(token_ids, raw)
+        if not raw.images or self._marker_id is None:
+            return token_ids, ()
+        prompt_ids, images = splice(token_ids, self._marker_id, raw.images)
         num_left_out = 0 if raw.truncate is None else max(0, len(prompt_ids) - raw.truncate)
         if num_left_out > images[0].start:
             rule = f"at least {len(prompt_ids) - images[0].start}: an image is not cut"
@@ -171,33 +151,6 @@ class Validation:
         return prompt_ids[num_left_out:], tuple(
             replace(image, start=image.start - num_left_out) for image in images
         )
-
-    async def count_images(self, files: Sequence[ImageFile]) -> int:
-        """The tokens of images beside their markers. Raises InvalidRequest and Overloaded."""
-        return sum(len(one.span_ids) - 1 for one in await self._prepared(files))
-
-    async def _prepared(self, files: Sequence[ImageFile]) -> list[PreparedImage]:
-        turns = asyncio.Semaphore(_MAX_READING)
-        made = await asyncio.gather(
-            *(self._prepare(file, turns) for file in files), return_exceptions=True
-        )
-        failed = next((one for one in made if isinstance(one, BaseException)), None)
-        if failed is not None:
-            # Its traceback keeps this frame, and so would the files and the others' tensors stay.
-            made.clear()
-            try:
-                raise failed
-            finally:
-                del failed
-        return [one for one in made if isinstance(one, PreparedImage)]
-
-    async def _prepare(self, file: ImageFile, turns: asyncio.Semaphore) -> PreparedImage:
-        assert self._images is not None, "no image is taken"
-        try:
-            async with turns:
-                return await self._images.prepare(file)
-        except ImageRefused as error:
-            raise InvalidRequest(f"`{file.place}` {error}", file.place) from error
 
     async def _request(
         self,

@@ -1,29 +1,28 @@
-"""Images in bodies: the parts that name them, in every API, and their files.
+"""Images in bodies: the parts that name them, in every API, and what is made of them.
 
-    part -> ImageSource -> ... parameters and limits are checked ... -> ImageReader -> ImageFile
+    part -> ImageSource -> ... parameters and limits are checked ... -> ImageReader -> PreparedImage
 
 A part of a message is a text or an image; the chat template sees an image's place alone.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.engine.infer import Infer
 from router.http.request_record import RequestRecord
+from router.images.memory import ImageFile
 from router.request.errors import InvalidRequest, Unsupported, wrong
-from router.request.images import ImageFile, ImageRefused
-from router.request.request import ApiKey
+from router.request.images import ImageRefused, PreparedImage
 from router.telemetry.metrics import Metrics
 
 _SCHEMES = ("data:", "http://", "https://")
 # OpenAI's words. They change nothing: the model's processor decides on resolutions.
 _DETAILS = ("auto", "low", "high")
 _BEGIN = "![]("
-# Images of a request that are fetched at the same time: its hosts may be slow, and others wait.
-_MAX_FETCHES = 4
+# Images of a request at the same time: its hosts may be slow, and others wait.
+_MAX_READING = 4
 URL_SCHEMA: dict[str, Any] = {"type": "string"}
 
 
@@ -36,8 +35,9 @@ class ImageSource:
 
 
 Part = str | ImageSource
-# The file of a URL, for a key. Raises ImageRefused and Overloaded.
-Fetch = Callable[[str, ApiKey], Awaitable[ImageFile]]
+# The file of a URL, and what is made of it. Both raise ImageRefused and Refused.
+Fetch = Callable[[str], Awaitable[ImageFile]]
+Prepare = Callable[[ImageFile], Awaitable[PreparedImage]]
 
 
 def image_at(url: Any, place: str) -> ImageSource:
@@ -153,12 +153,13 @@ def markdown_images(inputs: str, marker: str) -> tuple[str, tuple[ImageSource, .
 class ImageReader:
     """Reads the images of requests, at most `max_images` of each.
 
-    `marker` stands for each in a prompt.
+    `marker` stands for each in a prompt's text.
     """
 
     def __init__(
         self,
         fetch: Fetch,
+        prepare: Prepare,
         infer: Infer,
         metrics: Metrics,
         marker: str,
@@ -167,18 +168,19 @@ class ImageReader:
     ) -> None:
         self.marker = marker
         self._fetch = fetch
+        self._prepare = prepare
         self._infer = infer
         self._metrics = metrics
         self._max_images = max_images
 
     async def read(
         self, record: RequestRecord, sources: Sequence[ImageSource]
-    ) -> tuple[ImageFile, ...]:
-        """Their files, in order; each is read once in a request.
+    ) -> tuple[PreparedImage, ...]:
+        """What stands for them, in order; each is read once in a request.
 
         The request's parameters have been checked: a client must not make us fetch for nothing.
-        Raises InvalidRequest, and Refused where the request's key has had its due or too many are
-        fetched.
+        Raises InvalidRequest, and Refused where the request's key has had its due, or there is no
+        room for them.
         """
         if len(sources) > self._max_images:
             place = sources[self._max_images].place
@@ -186,33 +188,25 @@ class ImageReader:
             raise InvalidRequest(f"`{place}` {rule} (--max-images)", place)
         self._infer.check_admitted(record.key)
         known = record.images
-        places = {source.url: source.place for source in sources if source.url not in known}
-        turns = asyncio.Semaphore(_MAX_FETCHES)
-        reading = [
-            asyncio.create_task(self._read(url, place, record.key, turns))
-            for url, place in places.items()
-        ]
+        turns = asyncio.Semaphore(_MAX_READING)
+        unread = {source.url: source for source in sources if source.url not in known}
+        reading = [asyncio.create_task(self._read(each, turns)) for each in unread.values()]
         try:
-            known.update(zip(places, await asyncio.gather(*reading), strict=True))
+            known.update(zip(unread, await asyncio.gather(*reading), strict=True))
         finally:
             for task in reading:
                 task.cancel()
-            # One that failed has a traceback, which keeps this frame, and so would the others'
-            # files stay.
+            # One that failed has a traceback, which keeps this frame, and so would what the others
+            # have made stay.
             reading.clear()
-        return tuple(replace(known[source.url], place=source.place) for source in sources)
+        return tuple(known[source.url] for source in sources)
 
-    async def _read(self, url: str, place: str, key: ApiKey, turns: asyncio.Semaphore) -> ImageFile:
+    async def _read(self, source: ImageSource, turns: asyncio.Semaphore) -> PreparedImage:
         async with turns:
-            self._metrics.image_fetches.add(1)
-            begun_s = time.monotonic()
             try:
-                file = await self._fetch(url, key)
+                prepared = await self._prepare(await self._fetch(source.url))
             except ImageRefused as error:
                 self._metrics.images.inc("refused")
-                raise InvalidRequest(f"`{place}` {error}", place) from error
-            finally:
-                self._metrics.image_fetches.add(-1)
+                raise InvalidRequest(f"`{source.place}` {error}", source.place) from error
             self._metrics.images.inc("taken")
-            self._metrics.image_fetch.observe(time.monotonic() - begun_s)
-            return file
+            return prepared

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from router.http.moving import MovingStream
 from router.http.server.access import AccessRecord
-from router.request.images import ImageFile
+from router.request.images import PreparedImage
 from router.request.request import Finished, GenerateRequest
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import RequestSpan
@@ -51,7 +51,7 @@ class RequestRecord(AccessRecord):
     draws: Random | None = None
     asked_s: float = field(default_factory=time.time)
     moving: MovingStream | None = None
-    images: dict[str, ImageFile] = field(default_factory=dict)
+    images: dict[str, PreparedImage] = field(default_factory=dict)
 
     def move(self, root: str, asked_s: float, moving: MovingStream) -> None:
         """Its ids and seeds are drawn from `root`, and it is as old as at its first replica."""

@@ -4,6 +4,7 @@ Whoever sent the file may have made it to hurt: it is decoded in a process with 
 time, and of it nothing is decoded before its size is known.
 """
 
+import binascii
 import warnings
 from io import BytesIO
 
@@ -17,6 +18,14 @@ Image.MAX_IMAGE_PIXELS = None
 
 class BadImage(Exception):
     """A file that cannot be an image of a prompt; the text follows its name."""
+
+
+def of_base64(text: bytes | bytearray) -> bytes:
+    """Raises BadImage."""
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        raise BadImage("is no base64") from None
 
 
 def decode(data: bytes | bytearray, max_pixels: int) -> Image.Image:

@@ -1,4 +1,4 @@
-"""An image's bytes: of a data: URL, or fetched from a public address within a size and a time.
+"""An image's file: of a data: URL, or fetched from a public address within a size and a time.
 
     url -> scheme, host, port -> addresses, all public -> GET from the first -> at most 3 redirects,
                                                                                  each checked so
@@ -9,34 +9,27 @@ be another one. No proxy and no password file of the environment has a say.
 """
 
 import asyncio
-import binascii
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from weakref import WeakValueDictionary
 
 import httpx
 
-from router.images.memory import Held, ImageMemory
+from router.images.memory import Held, ImageFile, ImageMemory
 from router.request.errors import Overloaded
-from router.request.images import ImageFile, ImageRefused
-from router.request.request import NO_KEY, ApiKey
+from router.request.images import ImageRefused
 
 FETCH_S = 10.0
 _MAX_REDIRECTS = 3
 _MAX_FETCHES = 64
-# Whoever has it may ask slow hosts; others still get their images.
-_MAX_FETCHES_OF_KEY = _MAX_FETCHES // 2
 # Within FETCH_S all turns are others', so some end soon.
 _RETRY_S = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # All of IPv6 that is given to hosts. Python counts more as global: what is local to a site, and
 # what stands for an address of IPv4, as that of a NAT64 does.
 _UNICAST = ipaddress.ip_network("2000::/3")
-# Characters that are decoded without letting go of the interpreter; of four are made three bytes.
-_PIECE_LEN = 1 << 18
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 # The addresses of a host at a port. Raises OSError or UnicodeError where there are none.
@@ -57,7 +50,7 @@ class Resolver:
 
 class ImageFetcher:
     """Reads the URLs of images. Each has at most `max_bytes`, and FETCH_S seconds to come in its
-    turn. No key has more than half of the turns.
+    turn.
 
     `hosts`: the only ones that are asked; None: all that are public. It holds no connection open:
     the next image is hardly ever of the same host.
@@ -85,21 +78,16 @@ class ImageFetcher:
         )
         self._fetch_s = fetch_s
         self._turns = asyncio.Semaphore(_MAX_FETCHES)
-        # Of those that have some now.
-        self._turns_of_keys: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def fetch(self, url: str, key: ApiKey = NO_KEY) -> ImageFile:
+    async def fetch(self, url: str) -> ImageFile:
         """The image's file. Raises ImageRefused, and Overloaded where others take all turns or all
         memory.
         """
         if url[:5].lower() == "data:":
-            return await self._decode(url)
-        turns_of_key = self._turns_of_keys.setdefault(
-            key.digest, asyncio.Semaphore(_MAX_FETCHES_OF_KEY)
-        )
+            return self._inline(url)
         has_turn = False
         try:
-            async with asyncio.timeout(self._fetch_s) as limit, turns_of_key, self._turns:
+            async with asyncio.timeout(self._fetch_s) as limit, self._turns:
                 has_turn = True
                 limit.reschedule(asyncio.get_running_loop().time() + self._fetch_s)
                 return await self._follow(httpx.URL(url))
@@ -110,15 +98,15 @@ class ImageFetcher:
                 raise ImageRefused(f"did not come within {self._fetch_s:g} s") from None
             raise Overloaded("as many images are being fetched as may be", _RETRY_S) from None
 
-    async def _decode(self, url: str) -> ImageFile:
-        head, comma, data = url.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
+    def _inline(self, url: str) -> ImageFile:
+        head, comma, text = url.partition(",")
+        if not comma or not head.lower().endswith(";base64") or not text.isascii():
             raise ImageRefused("must be like data:image/png;base64,...")
-        if len(data) > (self._max_bytes + 2) // 3 * 4:
+        if len(text) > (self._max_bytes + 2) // 3 * 4:
             raise self._too_large()
         held = Held(self._memory)
-        held.grow(len(data) // 4 * 3)
-        return ImageFile(await asyncio.to_thread(decode_base64, data), held=held)
+        held.grow(len(text))
+        return ImageFile(text.encode(), held, is_base64=True)
 
     async def _follow(self, url: httpx.URL) -> ImageFile:
         for _ in range(1 + _MAX_REDIRECTS):
@@ -189,29 +177,10 @@ class ImageFetcher:
                 data += chunk
         except httpx.HTTPError as error:
             raise ImageRefused("could not be fetched: its host broke off") from error
-        return ImageFile(bytes(data), held=held)
+        return ImageFile(bytes(data), held)
 
     def _too_large(self) -> ImageRefused:
         return ImageRefused(f"must have at most {self._max_bytes} bytes (--max-image-fetch-size)")
-
-
-def decode_base64(text: str) -> bytes:
-    """The bytes of a text of any length, in pieces between which other threads run.
-
-    Raises ImageRefused for what is no base64.
-    """
-    end = text.find("=")
-    if len(text) % 4 or (end >= 0 and end < len(text) - 2):
-        raise ImageRefused("is no base64")
-    starts = range(0, len(text), _PIECE_LEN)
-    try:
-        pieces = [
-            binascii.a2b_base64(text[start : start + _PIECE_LEN], strict_mode=True)
-            for start in starts
-        ]
-    except ValueError:  # binascii.Error, and what is not ASCII
-        raise ImageRefused("is no base64") from None
-    return b"".join(pieces)
 
 
 def _is_public(address: IpAddress) -> bool:

@@ -6,6 +6,7 @@ tensors that no request needs any more         kept; the least used go first whe
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from processes.instruments import Gauge
 from router.request.errors import Overloaded
@@ -65,3 +66,12 @@ class Held:
 
     def __del__(self) -> None:
         self._memory.count(-self._num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """A file as it came, which is not decoded here, from base64 neither."""
+
+    data: bytes = field(repr=False)
+    held: Held = field(repr=False)
+    is_base64: bool = False

@@ -14,35 +14,26 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
 from processes.json_file import read_object
 from processes.model_folders import has_processor
-from processes.zygote.client import (
-    Exit,
-    IdleWorkers,
-    Program,
-    WorkerEnded,
-    ZygoteClient,
-    ZygoteFailed,
-)
+from processes.zygote.client import Exit, IdleWorkers, Program, WorkerEnded, ZygoteFailed
 from processes.zygote.frames import Frame, frame
 from proto.contract import IMAGE_DTYPES, ImageTensor
-from router.images.memory import Held, ImageMemory
+from router.images.memory import Held, ImageFile, ImageMemory
 from router.request.errors import Overloaded, Unhealthy
-from router.request.images import ImageFile, ImageRefused, PreparedImage
+from router.request.images import ImageRefused, PreparedImage
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("images")
 
 _PROGRAM = "router.images.worker"
-_MIN_RETRY_S = 1.0
+_RETRY_S = 1.0
 # Until workers can be had, at the start.
 _START_S = 120.0
-# What an image takes before any was read, and the part that each has in what is recent.
-_FIRST_S = 0.2
-_RECENT_PART = 0.2
 _DIGEST_BYTES = 16
 _ENVIRONMENT = {
     # Nothing of a checkpoint is looked for elsewhere.
@@ -63,8 +54,7 @@ class ImageRules:
 
     max_pixels:   of one image
     cpu_s:        CPU seconds that reading one may take
-    wait_s:       seconds that it may take with waiting for a worker; as many wait as are likely
-                  to be read in that time
+    wait_s:       seconds that it may take with waiting for a worker
     worker_bytes: the growth of one worker
     num_jobs:     images that are read at the same time
     """
@@ -86,19 +76,7 @@ def may_see(folder: Path) -> bool:
         config = read_object(folder / "config.json")
     except (OSError, ValueError):
         return False
-    return "vision_config" in config and has_processor(folder)
-
-
-async def why_blind(folder: Path) -> str | None:
-    """Tries the processor of a checkpoint, which takes ten seconds; None: it can be used."""
-    pool = ImagePool(folder, ImageRules(max_pixels=1))
-    try:
-        await pool.zygote_client()
-    except Blind as reason:
-        return str(reason)
-    finally:
-        await pool.close()
-    return None
+    return "vision_config" in config and has_processor(folder) and find_spec("PIL") is not None
 
 
 class _Tensors(dict[str, ImageTensor]):
@@ -127,15 +105,14 @@ class ImagePool:
         program = Program(_PROGRAM, arguments, "image processes", _ENVIRONMENT)
         self._idle_workers = IdleWorkers(program, max_low=0)
         self._slots = asyncio.Semaphore(rules.num_jobs)
-        self._num_waiting = 0
-        self._recent_s = _FIRST_S
         self._memory: ImageMemory
         self._metrics: Metrics
         self._alive: weakref.WeakValueDictionary[bytes, _Tensors] = weakref.WeakValueDictionary()
         self._making: dict[bytes, asyncio.Task[_Tensors]] = {}
         self.marker = ""
         self._tensor_names: frozenset[str] = frozenset()
-        self._settings = b""
+        # What another router's processor makes of a file may be something else.
+        self._digest_key = os.urandom(blake2b.MAX_KEY_SIZE)
         self._dtype = "float32"
         self._max_span_len: int | None = None
 
@@ -143,32 +120,26 @@ class ImagePool:
         """Return once this process has been forked for the workers, or that has failed."""
         await self._idle_workers.wait_spawned()
 
-    async def zygote_client(self) -> ZygoteClient:
-        """Waits until workers can be had. Raises Blind with the reason if they never can."""
-        try:
-            async with asyncio.timeout(_START_S):
-                return await self._idle_workers.zygote_client()
-        except TimeoutError:
-            raise Blind(f"its processor was not ready within {_START_S:g} s") from None
-        except ZygoteFailed as error:
-            raise Blind(str(error)) from error
-
     async def start(
         self, dtype: str, memory: ImageMemory, metrics: Metrics, max_span_len: int | None = None
     ) -> None:
-        """Waits until images can be read. Raises Blind.
+        """Waits until images can be read. Raises Blind if they never can.
 
         `dtype` is that of the model; tensors travel in it. `max_span_len`: tokens that an image may
         have, where a step must hold all of them.
         """
         self._memory = memory
         self._metrics = metrics
-        about = await (await self.zygote_client()).ready
+        try:
+            async with asyncio.timeout(_START_S):
+                about = await (await self._idle_workers.zygote_client()).ready
+        except TimeoutError:
+            raise Blind(f"its processor was not ready within {_START_S:g} s") from None
+        except ZygoteFailed as error:
+            raise Blind(str(error)) from error
         self.marker = about["marker"]
         # Told before any file is read: a worker that a file took over cannot name others.
         self._tensor_names = frozenset(about["tensor_names"])
-        settings = about["settings"].encode()
-        self._settings = blake2b(settings + dtype.encode()).digest()
         self._dtype = "bfloat16" if dtype == "bfloat16" else "float32"
         self._max_span_len = max_span_len
 
@@ -194,7 +165,7 @@ class ImagePool:
         return PreparedImage(digest, tensors.span_ids, tensors)
 
     def _digest(self, data: bytes) -> bytes:
-        return blake2b(data, digest_size=_DIGEST_BYTES, key=self._settings).digest()
+        return blake2b(data, digest_size=_DIGEST_BYTES, key=self._digest_key).digest()
 
     def _made(self, digest: bytes, task: asyncio.Task[_Tensors]) -> None:
         del self._making[digest]
@@ -202,69 +173,38 @@ class ImagePool:
             self._alive[digest] = task.result()
 
     async def _make(self, file: ImageFile) -> _Tensors:
-        self._memory.make_room()
-        # With nobody before it one is tried, however long the last ones took.
-        if self._num_waiting and self._queue_s > self._rules.wait_s:
-            raise self._overloaded(f"{self._num_waiting} images wait to be read")
         try:
-            async with asyncio.timeout(self._rules.wait_s):
-                reply = await self._in_turn(file.data)
+            async with asyncio.timeout(self._rules.wait_s), self._slots:
+                self._memory.make_room()
+                reply = await self._ask(file)
         except TimeoutError:
             reason = f"an image was not read within {self._rules.wait_s:g} s"
-            raise self._overloaded(reason) from None
+            raise Overloaded(reason, _RETRY_S) from None
         except WorkerEnded as error:
             raise self._explain(error.how) from None
         except ZygoteFailed as error:
-            _logger.error("images are not served any more: %s", error)
-            raise ImageRefused(f"is not read, as none is any more: {error}") from error
+            raise Unhealthy(f"images are not read any more: {error}") from error
         if "refused" in reply.fields:
             raise ImageRefused(reply.fields["refused"])
         return self._read(reply)
 
-    @property
-    def _queue_s(self) -> float:
-        """Seconds in which those that wait are likely to be read, with one more."""
-        return (self._num_waiting + 1) * self._recent_s / self._rules.num_jobs
-
-    def _overloaded(self, reason: str) -> Overloaded:
-        return Overloaded(reason, max(_MIN_RETRY_S, self._queue_s))
-
-    async def _in_turn(self, data: bytes) -> Frame:
-        self._num_waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self._num_waiting -= 1
-        try:
-            # Those before it in the queue may have taken what there was.
-            self._memory.make_room()
-            try:
-                return await self._ask(data)
-            except WorkerEnded as error:
-                if not _was_killed(error.how):
-                    raise
-            _logger.warning("a worker that read an image was killed; another one tries")
-            return await self._ask(data)
-        finally:
-            self._slots.release()
-
-    async def _ask(self, data: bytes) -> Frame:
+    async def _ask(self, file: ImageFile) -> Frame:
         worker = await self._idle_workers.take(low=False)
         # A third of the weight of a step's threads; less, and a CPU that decodes without a pause
         # would never read an image.
         worker.hurry()
         begun_s = asyncio.get_running_loop().time()
+        fields = {"dtype": self._dtype, "is_base64": file.is_base64}
         reply: Frame | None = None
         try:
-            reply = await worker.ask(frame({"dtype": self._dtype}, len(data)), data)
+            reply = await worker.ask(frame(fields, len(file.data)), file.data)
             assert reply is not None, "no time limits it"
             return reply
         finally:
-            took_s = asyncio.get_running_loop().time() - begun_s
-            self._recent_s += _RECENT_PART * (took_s - self._recent_s)
             if reply is None:
                 worker.kill()
             else:
+                took_s = asyncio.get_running_loop().time() - begun_s
                 self._metrics.image_processor.observe(took_s)
                 if reply.fields["leaves"]:
                     worker.close_channel()
@@ -272,9 +212,9 @@ class ImagePool:
                     self._idle_workers.put_back(worker)
 
     def _explain(self, how: Exit) -> Exception:
-        if _was_killed(how):
+        if how.status in (None, -signal.SIGKILL):
             # Not by us, and its memory has a limit of its own: the machine's may be short.
-            return Unhealthy("the process that read an image was killed, as was the one before it")
+            return Unhealthy("the process that read an image was killed")
         if how.status == -signal.SIGPROF:
             return ImageRefused(f"takes more than {self._rules.cpu_s:g} s to be read")
         # What cannot allocate fails or aborts.
@@ -296,11 +236,6 @@ class ImagePool:
         num_bytes = sum(len(tensor.data) for tensor in tensors.values())
         tensors.held = Held(self._memory, num_bytes)
         return tensors
-
-
-def _was_killed(how: Exit) -> bool:
-    """By somebody else, as the kernel does where memory is short; no limit of ours does it."""
-    return how.status in (None, -signal.SIGKILL)
 
 
 def read_tensors(reply: Frame, names: frozenset[str]) -> Mapping[str, ImageTensor]:

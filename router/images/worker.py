@@ -3,7 +3,7 @@
 python -m router.images.worker --control-fd N --folder FOLDER --max-pixels N --cpu-s SECONDS
                                --memory-bytes N [--cpu-yield LIBRARY]
 
-    job:     {"dtype": of tensors of floats} | a file
+    job:     {"dtype": of tensors of floats, "is_base64"} | a file
     answer:  {"span_ids", "tensors": [name, dtype, shape]..} | the tensors' bytes, one after another
              {"refused": why}, which goes on from the name of a field
 
@@ -16,25 +16,21 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from native.cpu_yield import CpuYield
 from processes.image_processor import ImageProcessor, NoProcessor
 from processes.zygote.frames import Frame
 from processes.zygote.zygote import Data, Worker, Zygote
+from router.images.decoding import BadImage, decode, of_base64
 
 # What is processed before workers are forked, which then have all that it loads.
 _NOISE_SIZE = (97, 61)
-
-
-class _Refused(Exception):
-    """Why an image is not taken; the text goes on from the name of its field."""
 
 
 class ImageWork:
@@ -47,16 +43,20 @@ class ImageWork:
 
     def answer_frame(self, job: Frame) -> tuple[dict[str, Any], Sequence[Data]]:
         """The span and the tensors of a file, or why there are none."""
-        # Pillow is absent where nobody sees; the program says so when it starts.
-        from router.images.decoding import BadImage, decode  # noqa: PLC0415
-
         try:
-            made = self._process(decode(job.data, self._max_pixels))
-        except (BadImage, _Refused) as error:
+            file = of_base64(job.data) if job.fields["is_base64"] else job.data
+            image = decode(file, self._max_pixels)
+            made = self._processor.process(image)
+        except BadImage as error:
             return {"refused": str(error)}, ()
         except MemoryError:
             mib = self._memory_bytes >> 20
             return {"refused": f"takes more than the {mib} MiB in which it may be read"}, ()
+        # A processor is other people's code, and fails in whatever way it likes.
+        except Exception as error:  # noqa: BLE001
+            reason = " ".join(str(error).split()) or type(error).__name__
+            refused = f"of {image.width} x {image.height} pixels is not taken by the model's"
+            return {"refused": f"{refused} processor: {reason}"}, ()
         arrays = [
             (name, *as_sent(values, job.fields["dtype"]))
             for name, values in sorted(made.tensors.items())
@@ -64,19 +64,6 @@ class ImageWork:
         about = [(name, dtype, values.shape) for name, dtype, values in arrays]
         fields = {"span_ids": made.span_ids, "tensors": about}
         return fields, [values.tobytes() for _, _, values in arrays]
-
-    def _process(self, image: Any) -> Any:
-        try:
-            return self._processor.process(image)
-        except MemoryError:
-            raise
-        # It is other people's code, and fails in whatever way it likes where a shape is unusual.
-        except Exception as error:
-            width, height = image.size
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise _Refused(
-                f"of {width} x {height} pixels is not taken by the model's processor: {reason}"
-            ) from error
 
 
 def as_sent(values: npt.NDArray[Any], dtype: str) -> tuple[str, npt.NDArray[Any]]:
@@ -93,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until the owner has ended."""
     args = _parser().parse_args(argv)
     try:
-        processor = _open(args.folder)
+        processor = ImageProcessor(args.folder, trust_remote_code=False)
         _try_out(processor)
     except NoProcessor as error:
         with socket.socket(fileno=args.control_fd) as control:
@@ -101,49 +88,20 @@ def main(argv: Sequence[str]) -> int:
         return 1
     work = ImageWork(processor, args.max_pixels, args.memory_bytes)
     worker = Worker(work, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield))
-    about = {
-        "marker": processor.marker,
-        "tensor_names": sorted(processor.tensor_names),
-        "settings": _settings(args.folder),
-    }
+    about = {"marker": processor.marker, "tensor_names": sorted(processor.tensor_names)}
     with socket.socket(fileno=args.control_fd) as control:
         Zygote(control, worker, args.memory_bytes, about).run()
     return 0
 
 
-def _open(folder: Path) -> ImageProcessor:
-    if find_spec("PIL") is None:
-        raise NoProcessor("pillow is not installed: pip install 'tandem[vision]'")
-    return ImageProcessor(folder, trust_remote_code=False)
-
-
 def _try_out(processor: ImageProcessor) -> None:
     """An image of noise; what that loads, workers have when they are forked."""
-    # Absent where nobody sees.
-    from PIL import Image  # noqa: PLC0415
-
-    from router.images.decoding import decode  # noqa: PLC0415
-
     file = io.BytesIO()
     Image.effect_noise(_NOISE_SIZE, 64).save(file, "PNG")
     try:
         processor.process(decode(file.getvalue(), _NOISE_SIZE[0] * _NOISE_SIZE[1]))
     except Exception as error:
         raise NoProcessor(f"its processor fails at an image of noise: {error}") from error
-
-
-def _settings(folder: Path) -> str:
-    """What decides, beside a file, what is made of it."""
-    files = {path.name: path.read_text() for path in sorted(folder.glob("*processor_config.json"))}
-    versions = {name: _version(name) for name in ("transformers", "pillow", "torchvision")}
-    return json.dumps([files, versions])
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Images of a prompt: the files that came, what a processor made of them, and where they lie.
+"""Images of a prompt: what a processor made of their files, and where they lie.
 
     text:    "see <image> and <image>"          a marker for each, which the chat template writes
     prompt:  | see | span of image 0 | and | span of image 1 |
@@ -15,19 +15,6 @@ from proto.contract import Image, ImageTensor
 
 class ImageRefused(Exception):
     """An image that cannot be had; the text follows the name of its field."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFile:
-    """An encoded file: png, jpeg, gif, webp or tiff.
-
-    place: the field that names it
-    held:  stands for its memory, which is given back with it
-    """
-
-    data: bytes = field(repr=False)
-    place: str = ""
-    held: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

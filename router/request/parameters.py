@@ -20,7 +20,7 @@ import orjson
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest, check_unicode, cut, wrong
-from router.request.images import ImageFile
+from router.request.images import PreparedImage
 from router.request.request import NO_KEY, AnswerParts, ApiKey, Constraint
 
 GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
@@ -249,7 +249,7 @@ class RawParams:
     thought: ThoughtRule | None = None
     adapter_id: int | None = None
     drawn_seed: int | None = None
-    images: tuple[ImageFile, ...] = ()
+    images: tuple[PreparedImage, ...] = ()
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

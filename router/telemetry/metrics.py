@@ -458,12 +458,6 @@ class Metrics(Collector):
             "tandem_prefix_cache_hit_tokens", "Prompt tokens that were in the prefix cache"
         )
         self.images = Counter("tandem_images", "Images of requests", "outcome", IMAGE_OUTCOMES)
-        self.image_fetch = _seconds(
-            "tandem_image_fetch_seconds", "Time until an image's file is here, decoded from base64"
-        )
-        self.image_fetches = Gauge(
-            "tandem_image_fetches", "Images whose files are on their way, by URLs or of base64"
-        )
         self.image_memory_bytes = Gauge(
             "tandem_image_memory_bytes", "What files and tensors of images take (--image-memory)"
         )

@@ -1,9 +1,6 @@
 """A prompt and parameters become a request in range, or are refused with the numbers."""
 
-import asyncio
-import gc
 import math
-import weakref
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule
-from proto.contract import ImageTensor, OutputConstraint
+from proto.contract import OutputConstraint
 from router.engine.validation import RawParams, Validation, marker_id_of
 from router.request.errors import InvalidRequest
-from router.request.images import ImageFile, ImageRefused, PreparedImage
+from router.request.images import PreparedImage
 from router.request.parameters import RawGrammar
 from router.request.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
@@ -294,57 +291,16 @@ async def test_no_salt_of_a_client_leads_to_what_an_adapter_computed(
         assert await salt(validation, None, spelt.decode("latin-1")) != wanted
 
 
-class Reader:
-    """Reads a file of n bytes into n placeholders between two breaks."""
-
-    marker = " fox"
-
-    async def prepare(self, file: ImageFile) -> PreparedImage:
-        if not file.data:
-            raise ImageRefused("is no image")
-        return PreparedImage(bytes(15) + file.data[:1], (7, *(9,) * len(file.data), 7), {})
-
-
-class Tensors(dict[str, ImageTensor]):
-    """What can be watched."""
-
-
-class Watched(Reader):
-    """Knows what it made that somebody holds."""
-
-    def __init__(self) -> None:
-        self.held: weakref.WeakValueDictionary[bytes, Tensors] = weakref.WeakValueDictionary()
-
-    async def prepare(self, file: ImageFile) -> PreparedImage:
-        made = await super().prepare(file)
-        tensors = Tensors()
-        self.held[file.data] = tensors
-        return replace(made, tensors=tensors)
-
-
-class Slow(Reader):
-    """Knows how many it read at the same time, at most."""
-
-    num_reading = 0
-    most = 0
-
-    async def prepare(self, file: ImageFile) -> PreparedImage:
-        self.num_reading += 1
-        self.most = max(self.most, self.num_reading)
-        await asyncio.sleep(0)
-        self.num_reading -= 1
-        return await super().prepare(file)
-
-
 def with_images(*lens: int, **more: Any) -> RawParams:
-    files = tuple(ImageFile(b"x" * n, f"messages[{i}]") for i, n in enumerate(lens))
-    return RawParams(images=files, **more)
+    """Images of so many placeholders each, between two breaks."""
+    spans = [(7, *(9,) * num, 7) for num in lens]
+    return RawParams(images=tuple(PreparedImage(bytes(16), span, {}) for span in spans), **more)
 
 
 class TestImages:
     @pytest.fixture
     def seeing(self, tokenizer: Tokenizer) -> Validation:
-        return Validation(VALIDATION_LIMITS, tokenizer, images=Reader())
+        return Validation(VALIDATION_LIMITS, tokenizer, image_marker=" fox")
 
     async def test_each_marker_becomes_the_span_of_its_image(
         self, seeing: Validation, tokenizer: Tokenizer
@@ -371,36 +327,6 @@ class TestImages:
         rule = f"a marker,  fox, for each of its 1 images and no other. Given: {num_markers}"
         with pytest.raises(InvalidRequest, match=rule):
             await seeing.validate(text, with_images(2))
-
-    async def test_one_that_is_refused_is_named_by_its_field(self, seeing: Validation) -> None:
-        with pytest.raises(InvalidRequest, match=r"`messages\[1\]` is no image") as refused:
-            await seeing.validate("a fox, a fox", with_images(2, 0))
-        assert refused.value.field == "messages[1]"
-
-    async def test_with_one_that_is_refused_the_others_take_no_memory(
-        self, tokenizer: Tokenizer
-    ) -> None:
-        """At once: what is held until a collection would be told as a server without room."""
-        reader = Watched()
-        seeing = Validation(VALIDATION_LIMITS, tokenizer, images=reader)
-        gc.disable()
-        try:
-            with pytest.raises(InvalidRequest):
-                await seeing.validate("a fox, a fox", with_images(2, 0))
-            # The loop holds what it has just done.
-            await asyncio.sleep(0)
-            assert not reader.held
-        finally:
-            gc.enable()
-
-    async def test_a_request_takes_few_places_among_those_that_are_read(
-        self, tokenizer: Tokenizer
-    ) -> None:
-        reader = Slow()
-        seeing = Validation(VALIDATION_LIMITS, tokenizer, images=reader)
-        request = await seeing.validate("a" + 6 * " fox", with_images(1, 1, 1, 1, 1, 1))
-        assert [each.span_len for each in request.images] == [3] * 6
-        assert reader.most == 4
 
     async def test_the_tokens_of_an_image_count(self, seeing: Validation) -> None:
         most = VALIDATION_LIMITS.max_input_len

@@ -16,8 +16,9 @@ from router.http.openai.schema import ChatBody
 from router.http.request_record import RequestRecord
 from router.http.responses.schema import CountInputBody, turns_of
 from router.images.fetching import ImageFetcher
-from router.images.memory import ImageMemory
+from router.images.memory import ImageFile, ImageMemory
 from router.request.errors import InvalidRequest
+from router.request.images import PreparedImage
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 from tests.router.rig import routing
@@ -213,53 +214,71 @@ async def test_a_model_that_does_not_see_says_why(path: str, part: Any, place: s
     )
 
 
+SPAN = PreparedImage(bytes(16), (7, 9, 7), {})
+
+
+class Preparing:
+    """Makes the same of every file; of none of it if it hangs."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self._hangs = hangs
+        self.num_asked = 0
+
+    async def prepare(self, _: ImageFile) -> PreparedImage:
+        self.num_asked += 1
+        if self._hangs:
+            await asyncio.Event().wait()
+        return SPAN
+
+
 @asynccontextmanager
 async def reading(
-    memory: ImageMemory, resolve: Any = None
-) -> AsyncIterator[tuple[ImageReader, RequestRecord, Gauge]]:
-    """A reader, a request of its, and the gauge of its fetches."""
+    memory: ImageMemory, preparing: Preparing
+) -> AsyncIterator[tuple[ImageReader, RequestRecord]]:
     async with routing(FakeShard()) as rig:
-        fetcher = ImageFetcher(1000, memory, resolve=resolve)
-        reader = ImageReader(fetcher.fetch, rig.infer, rig.metrics, "<image>", max_images=16)
-        yield reader, RequestRecord("a", 0.0), rig.metrics.image_fetches
+        fetcher = ImageFetcher(1000, memory)
+        reader = ImageReader(
+            fetcher.fetch, preparing.prepare, rig.infer, rig.metrics, "<image>", max_images=16
+        )
+        yield reader, RequestRecord("a", 0.0)
 
 
-async def test_a_request_fetches_few_images_at_once_so_that_others_have_turns() -> None:
-    asked = []
+def memory_of(max_bytes: int) -> ImageMemory:
+    return ImageMemory(max_bytes, Gauge("bytes", "of images"))
 
-    async def never(host: str, port: int) -> list[str]:
-        asked.append(host)
-        await asyncio.Event().wait()
-        return []
 
-    async with reading(ImageMemory(1000, Gauge("bytes", "of images")), never) as made:
-        reader, record, fetches = made
-        sources = [ImageSource(f"http://{n}.example/", f"at[{n}]") for n in range(16)]
+async def test_a_request_reads_few_images_at_once_so_that_others_have_turns() -> None:
+    preparing = Preparing(hangs=True)
+    async with reading(memory_of(1000), preparing) as (reader, record):
+        sources = [ImageSource(f"{URL}{n:04}", f"at[{n}]") for n in range(16)]
         task = asyncio.create_task(reader.read(record, sources))
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(asked) == fetches.value() == 4
+        assert preparing.num_asked == 4
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert fetches.value() == 0
+
+
+async def test_an_image_is_read_once_in_a_request() -> None:
+    preparing = Preparing()
+    async with reading(memory_of(1000), preparing) as (reader, record):
+        sources = [ImageSource(URL, "at[0]"), ImageSource(URL, "at[1]")]
+        assert await reader.read(record, sources) == (SPAN, SPAN)
+        assert await reader.read(record, sources[:1]) == (SPAN,)
+    assert preparing.num_asked == 1
 
 
 async def test_files_beside_one_that_is_refused_take_no_memory() -> None:
     """At once: what is held until a collection would be told as a server without room."""
-    memory = ImageMemory(1000, Gauge("bytes", "of images"))
-    async with reading(memory) as (reader, record, _):
-        sources = [ImageSource(URL, "at[0]"), ImageSource("data:image/png;base64,*", "at[1]")]
+    memory = memory_of(1000)
+    async with reading(memory, Preparing()) as (reader, record):
+        sources = [ImageSource(URL, "at[0]"), ImageSource("data:image/png,*", "at[1]")]
         gc.disable()
         try:
-            with pytest.raises(InvalidRequest, match=r"`at\[1\]` is no base64"):
+            with pytest.raises(InvalidRequest, match=r"`at\[1\]` must be like data:"):
                 await reader.read(record, sources)
             # The loop holds what it has just done.
             await asyncio.sleep(0)
             assert memory.num_bytes == 0
         finally:
             gc.enable()
-        await reader.read(record, sources[:1])
-        assert memory.num_bytes == 3
-        record.images.clear()
-        await asyncio.sleep(0)
-        assert memory.num_bytes == 0

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
-from router.images.decoding import BadImage, decode
+from router.images.decoding import BadImage, decode, of_base64
 from tests.router.images.hostile import FILES, MAX_PIXELS, bomb, encoded, turned
 
 
@@ -26,6 +26,13 @@ def test_a_file_is_decoded_or_refused_with_the_reason(name: str) -> None:
     image = decode(data, MAX_PIXELS)
 
     assert (image.mode, image.size) == ("RGB", expected)
+
+
+@pytest.mark.parametrize("text", [b"abc", b"ab=c", b"a===", b"ab c", b"QQ==QQ==", b"ab*d"])
+def test_what_is_no_base64_is_refused(text: bytes) -> None:
+    assert of_base64(b"QUI=") == b"AB"
+    with pytest.raises(BadImage, match="is no base64"):
+        of_base64(text)
 
 
 def test_an_image_is_turned_as_its_camera_was_held() -> None:
