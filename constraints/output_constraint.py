@@ -215,24 +215,9 @@ class OutputConstraintState:
         ahead = self._matcher.fork()
         ahead.advance(token_id)
         tails = tuple(tails_of(self._known_completion, left))
-        found = self._behind_forced(ahead, tails, left) or ahead.shortest(
-            left, tails, self._num_failed
-        )
+        found = ahead.shortest(left, tails, self._num_failed)
         self._num_failed = self._num_failed + 1 if found is None else max(0, self._num_failed - 1)
         return found
-
-    def _behind_forced(
-        self, matcher: Matcher, tails: Sequence[KnownCompletion], max_len: int
-    ) -> KnownCompletion | None:
-        """What is forced at this place, with one of the tails."""
-        run = spelled(matcher.deterministic_suffix(), self._vocabulary)
-        if not run:
-            return None
-        for tail in tails:
-            found = (*run, *tail)
-            if len(found) <= max_len and completes(matcher, self._vocabulary, found):
-                return found
-        return None
 
     def advance(self, token_id: int) -> None:
         """Accept a token that was drawn and checked. Raises IllegalToken."""
