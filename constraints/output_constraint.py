@@ -7,7 +7,6 @@ preempted output continues as it would have, and no other output affects it.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,6 @@ from constraints.errors import DoesNotFit, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.completion import (
     KnownCompletion,
-    completes,
     keep_tokens_that_shorten,
     next_completion,
     spelled,

@@ -1,4 +1,4 @@
-"""Constraints that a shard compiles before anybody's, so that none waits for what is made once.
+"""Constraints that are compiled before anybody's, so that none waits for what is made once.
 
 A vocabulary's tables take up to a second, in which no step runs, and each engine has its own.
 """
@@ -14,6 +14,7 @@ from constraints.vocabulary import Vocabulary
 # One for each engine.
 _FIRST = (
     ConstraintSpec(Kind.JSON_SCHEMA, '{"items": {"type": "string"}, "uniqueItems": true}'),
+    ConstraintSpec(Kind.LARK, 'start: "a" | "b"'),
     ConstraintSpec(Kind.WHERE, 'len(words(X)) < 3 and not "a" in X'),
 )
 _MAX_LEN = 64

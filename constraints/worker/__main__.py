@@ -13,9 +13,8 @@ from pathlib import Path
 
 from constraints.compiler import MIB, Compiler
 from constraints.errors import ConstraintError
-from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
-from constraints.worker.jobs import Bug, Check
+from constraints.warm_up import warm_up
 from constraints.worker.work import Work
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
@@ -23,15 +22,6 @@ from processes.zygote.zygote import Worker, Zygote
 
 # A worker rarely sees a text twice: its owner caches results.
 _MAX_CACHE_BYTES = 16 * MIB
-# These warm up the engines before workers are forked.
-_FIRST = (
-    ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
-    ConstraintSpec(Kind.REGEX, "[a-z]+"),
-    ConstraintSpec(Kind.REGEX, r"\b\w+"),
-    ConstraintSpec(Kind.LARK, 'start: "a" | "b"'),
-    ConstraintSpec(Kind.CHOICE, '["a", "b"]'),
-    ConstraintSpec(Kind.WHERE, 'len(words(X)) < 3 and not "a" in X'),
-)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
             return 1
         compiler = Compiler(vocabulary, max_bytes=_MAX_CACHE_BYTES)
         work = Work(vocabulary, compiler, args.memory_bytes)
-        for spec in _FIRST:
-            answer = work.answer(Check(spec, StopRule(), args.max_len))
-            if isinstance(answer, Bug):
-                sys.stderr.write(answer.trace)
+        warm_up(vocabulary)
         use_long_time_slices()  # inherited by forked workers
         worker = Worker(work, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield))
         Zygote(control, worker, args.memory_bytes).run()
