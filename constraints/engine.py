@@ -151,11 +151,12 @@ def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
         if inner.is_error() or not len(legal) or int(legal[-1]) >= len(vocabulary.tokens):
             break
         firsts = first_bytes_of(vocabulary)[legal]
-        byte = int(firsts[0])
-        single = singles[byte]
-        if (firsts != byte).any() or single is None or inner.try_consume_tokens([single]) != 1:
+        # A special token has no single bytes.
+        token_id = int(legal[0]) if len(legal) == 1 else singles[firsts[0]]
+        is_one = token_id is not None and (firsts == firsts[0]).all()
+        if not is_one or inner.try_consume_tokens([token_id]) != 1:
             break
-        forced.append(byte)
+        forced += vocabulary.tokens[token_id]
     return bytes(forced)
 
 
