@@ -37,7 +37,7 @@ from constraints.errors import (
 )
 from constraints.guiding.alphabet import alphabet_of, as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
-from constraints.guiding.search import MAX_BEFORE, MAX_TRIES, dive, shortest_completion
+from constraints.guiding.search import MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
 from constraints.spec import Kind, Translation
 from constraints.vocabulary import Vocabulary, first_bytes_of
@@ -473,22 +473,16 @@ class GrammarMatcher:
                 if not self._made:
                     language.first_completion = found
                 return found
-        try:
-            found = shortest_completion(
-                self,
-                language.vocabulary,
-                max_len,
-                tails,
-                language.hints.all(),
-                self._bytewise(),
-                before=text_of(tuple(self._made[-MAX_BEFORE:]), language.vocabulary),
-                is_patient=not self._made,
-                num_failed=num_failed,
-            )
-        except EngineFailed as error:
-            # No token is legal here, or it is too hard for the engine: no place for an output.
-            found = None
-            failure = error
+        found = shortest_completion(
+            self,
+            language.vocabulary,
+            max_len,
+            tails,
+            language.hints.all(),
+            self._bytewise(),
+            is_patient=not self._made,
+            num_failed=num_failed,
+        )
         if self._made:
             return found
         if found is None and failure is not None:

@@ -22,8 +22,6 @@ from constraints.vocabulary import MARK_BYTE, Vocabulary, is_mark, kept_with_voc
 
 # The bytes of well-formed UTF-8.
 _UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
-# Bytes that form a kind of their own each.
-MAX_FEW = 4
 # Kinds of bytes, those first that tend to lead to an end: closing, short, opening. One byte of each
 # kind is tried before the other bytes of the kinds.
 _KINDS = (
@@ -39,12 +37,10 @@ class Alphabet:
 
     ids:      token ids, [num_edges], at least one for each byte that a token begins with, and the
               special ones
-    is_whole: every text that tokens can spell can be spelled in these
     spells_utf8: every text can be spelled in these, so tokens complete whatever bytes complete
     singles:  by byte, the token that is this byte
     """
 
-    is_whole: bool
     spells_utf8: bool
     singles: tuple[int | None, ...]
     ids: npt.NDArray[np.int64]
@@ -52,17 +48,15 @@ class Alphabet:
     words: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int32]
 
-    def allowed(self, row: Bitmask) -> tuple[npt.NDArray[np.int64], int]:
-        """The tokens that the bitmask allows: the first of each kind, then the others.
-
-        Also returns how many are the first of their kind; all are, where there are few.
-        """
+    def allowed(self, row: Bitmask) -> npt.NDArray[np.int64]:
+        """The tokens that the bitmask allows: the first of each kind, then the others."""
         places = np.flatnonzero((row[self.words] >> self.shifts) & 1)
         is_first = np.ones(len(places), dtype=np.bool_)
         kinds = self.kinds[places]
         is_first[1:] = kinds[1:] != kinds[:-1]
         order: npt.NDArray[np.int64] = np.concatenate([places[is_first], places[~is_first]])
-        return self.ids[order], len(order) if len(order) <= MAX_FEW else int(is_first.sum())
+        found: npt.NDArray[np.int64] = self.ids[order]
+        return found
 
 
 @kept_with_vocabulary(1)
@@ -96,13 +90,9 @@ def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
         for token_id in ids.tolist()
         if len(vocabulary.tokens[token_id]) == 1
     }
-    texts = b"".join([token for token in vocabulary.tokens if not is_mark(token)])
-    is_whole = single.keys() >= set(texts)
     singles = tuple(single.get(byte) for byte in range(256))
     spells_utf8 = single.keys() >= _UTF8
-    return Alphabet(
-        is_whole, spells_utf8, singles, ids, kinds, ids >> 5, (ids & 31).astype(np.int32)
-    )
+    return Alphabet(spells_utf8, singles, ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
 
 
 _END_ID = 256

@@ -5,30 +5,19 @@ a value is the simplest legal one or a hint. It takes the time of some dozens of
 that needs more (two patterns at once, a count of items that excludes the simplest ones) is left to:
 
 A best-first search over bytes. A node is a matcher and the bytes that led to it. An edge is a token
-of one byte (or a replacement for a byte without one), or a splice text that is legal as a whole.
-
-DIVE:    always takes the first edge: for structure that has to be written in any case
-NOVELTY: later siblings and masks seen before cost more: this leaves a loop
-ROTOR:   takes another kind of edge each time that a mask is seen again: this leaves nested loops
-LENGTH:  an edge costs its bytes: finds the shortest text, if few texts are shorter
-
-The search is limited by nodes, so that the same output always gets the same completions. A limit on
-CPU time is there for grammars whose masks take long.
-
-Splice texts are hints, and the rest of a hint that has begun.
+of one byte (or a replacement for a byte without one), or a hint that is legal as a whole. It is
+limited by nodes, so that the same output always gets the same completions. A limit on CPU time is
+there for grammars whose masks take long.
 
 A search over bytes finds a way to the end, but its texts have a token for nearly every byte. For a
-text that has to be long, `long_completion` takes the longest legal token at each step instead.
+text that has to be long, the longest legal token at each step is taken instead.
 """
 
 import heapq
-import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
 from itertools import count
 from string import ascii_lowercase
 from time import thread_time
@@ -36,7 +25,7 @@ from time import thread_time
 import numpy as np
 import numpy.typing as npt
 
-from constraints.bitmask import Bitmask, allowed_ids
+from constraints.bitmask import allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import KnownCompletion, TimeLimit, completes, spelled, text_of
@@ -172,7 +161,7 @@ class _Dive:
             return ()
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self._matcher.fill_mask(row)
-        singles = alphabet_of(self._vocabulary).allowed(row)[0].tolist()
+        singles = alphabet_of(self._vocabulary).allowed(row).tolist()
         return tuple((singles or allowed_ids(row).tolist())[:1])
 
 
@@ -193,234 +182,6 @@ def _end_of(text: bytes) -> tuple[bytes, int, bool]:
     return text[start:], len(brackets), is_key
 
 
-# The most tokens of several bytes that are tried where single bytes are not enough.
-MAX_LONGER = 16
-# Behind this zeros may repeat without end, as in a number that has to be above zero.
-_BEFORE_ZEROS = re.compile(rb"[-.]0*\Z")
-_MAX_ZEROS = 24
-_CLOSER_OF = {b"{": b"}", b"[": b"]"}
-# Behind one of these the order of what may follow is another one.
-_SUGGESTING = frozenset((*_CLOSER_OF, b"-", b".", *(b"%d" % digit for digit in range(10))))
-
-
-@dataclass(frozen=True, slots=True)
-class MaskSignature:
-    """The tokens that may follow at one place.
-
-    singles:   edges of one token, the best first
-    num_first: how many of them are the first of their kind
-    starts:    the bytes that may follow
-    fingerprint: equal for equal masks
-    """
-
-    singles: tuple[KnownCompletion, ...]
-    num_first: int
-    starts: frozenset[int]
-    fingerprint: bytes
-
-
-def mask_signature(
-    matcher: Matcher, path: KnownCompletion, vocabulary: Vocabulary, row: Bitmask, left: int | None
-) -> MaskSignature:
-    """The signature of the mask behind `path`. `row` is overwritten.
-
-    left: tokens, for masks that know distances: single bytes are too short where they are counted
-    """
-    matcher.fill_mask(row, left)
-    allowed, num_first = alphabet_of(vocabulary).allowed(row)
-    ids = allowed.tolist()
-    starts = frozenset([vocabulary.tokens[token_id][0] for token_id in ids])
-    singles = _in_order(path, ids, vocabulary)
-    longer = [] if left is None else _longer(row, set(ids), vocabulary)
-    edges = tuple((token_id,) for token_id in (*singles, *longer))
-    return MaskSignature(edges, num_first, starts, allowed.tobytes())
-
-
-def _in_order(path: KnownCompletion, ids: list[int], vocabulary: Vocabulary) -> list[int]:
-    """The single bytes in a better order, where the last byte suggests one.
-
-    A number ends before it gets longer, a one comes before zeros, what has just begun is closed.
-    """
-    last = text_of(path[-_MAX_ZEROS:], vocabulary)
-    if last[-1:] not in _SUGGESTING:
-        return ids
-    places = {vocabulary.tokens[token_id]: place for place, token_id in enumerate(ids)}
-    zero, one, comma = (places.get(byte) for byte in (b"0", b"1", b","))
-    end = places.get(_CLOSER_OF.get(last[-1:], b""))
-    if zero is not None and one is not None and _BEFORE_ZEROS.search(last):
-        ids[zero], ids[one] = ids[one], ids[zero]
-    if comma is not None and last[-1:].isdigit():
-        first = min(places[byte] for byte in places if byte.isdigit() or byte == b",")
-        ids.insert(first, ids.pop(comma))
-    elif end is not None:
-        ids.insert(0, ids.pop(end))
-    return ids
-
-
-def _longer(row: Bitmask, known: Collection[int], vocabulary: Vocabulary) -> list[int]:
-    """A few tokens, evenly spread over the mask."""
-    others = [token_id for token_id in allowed_ids(row).tolist() if token_id not in known]
-    others = [token_id for token_id in others if vocabulary.tokens[token_id]]
-    return others[:: max(1, len(others) // MAX_LONGER)]
-
-
-# The most CPU seconds for each attempt. Two hundred words take a third of it, so results do not
-# depend on the load of the machine.
-_MAX_GREEDY_TIME_S = 0.3
-# Where all of these are legal, words are: they can fill a text that has to be longer.
-_LETTERS = frozenset(ascii_lowercase.encode())
-# Preferred to words where legal: the end of a JSON string or of a word, or nothing. The right one
-# depends on the language, so each is tried.
-_BEFORE_WORDS = (b'"', b" ", b"")
-
-
-def long_completion(
-    matcher: Matcher, vocabulary: Vocabulary, max_len: int
-) -> KnownCompletion | None:
-    """Tokens that complete the text, at most `max_len`; None: none found this way."""
-    for before_words in _BEFORE_WORDS:
-        try:
-            found = _complete_with_words(matcher.fork(), vocabulary, max_len, before_words)
-        except (EngineFailed, IllegalToken):
-            continue
-        if found is not None:
-            return found
-    return None
-
-
-def _complete_with_words(
-    matcher: Matcher, vocabulary: Vocabulary, max_len: int, before_words: bytes
-) -> KnownCompletion | None:
-    deadline = thread_time() + _MAX_GREEDY_TIME_S
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    path: list[int] = []
-    while not matcher.is_complete:
-        if len(path) >= max_len or thread_time() > deadline:
-            return None
-        matcher.fill_mask(row)
-        singles = alphabet_of(vocabulary).allowed(row)[0].tolist()
-        if not singles:
-            return None
-        token_id = _next(singles, allowed_ids(row).tolist(), vocabulary, before_words)
-        matcher.advance(token_id)
-        path.append(token_id)
-    return tuple(path)
-
-
-def _next(
-    singles: Sequence[int], legal: Sequence[int], vocabulary: Vocabulary, before_words: bytes
-) -> int:
-    """`singles`: the single bytes among `legal`, those first that tend to lead to an end."""
-    by_byte = {vocabulary.tokens[each][:1]: each for each in reversed(singles)}
-    if not {key[0] for key in by_byte} >= _LETTERS:
-        return singles[0]
-    if before_words in by_byte:
-        return by_byte[before_words]
-    ids = np.asarray(legal)
-    longest: int = ids[np.argmax(_lengths(vocabulary)[ids])].item()
-    return longest
-
-
-@kept_with_vocabulary(1)
-def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
-    """The number of bytes of each token, [num_tokens]."""
-    return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
-
-
-# Where more bytes may follow, any text may, such as within a string: JSON is legal there, too, and
-# completes nothing.
-_MAX_ALLOWED = 64
-# The most bytes before the end at which JSON may have begun.
-_MAX_BEGUN = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SpliceTexts:
-    """Texts in the tokens that a search uses.
-
-    texts:    plain texts, the best first
-    by_start: JSON by its first byte, the shortest first
-    colon:    the tokens behind a key
-    """
-
-    texts: tuple[Sequence[int], ...]
-    by_start: Mapping[int, tuple[Sequence[int], ...]]
-    colon: Sequence[int]
-
-    def legal(self, matcher: Matcher, allowed: Collection[int]) -> tuple[KnownCompletion, ...]:
-        """The texts that may follow. `allowed`: the bytes that may follow."""
-        values: list[Sequence[int]] = []
-        if len(allowed) <= _MAX_ALLOWED:
-            for start, splices in self.by_start.items():
-                if start in allowed:
-                    values += splices
-        return self._legal_values(values, matcher) + _legal(self.texts, matcher)
-
-    def begun(self, matcher: Matcher, text: bytes) -> tuple[KnownCompletion, ...]:
-        """The rests of JSON texts that these last bytes begin, the outermost first."""
-        found: list[Sequence[int]] = []
-        for place in range(max(0, len(text) - _MAX_BEGUN), len(text)):
-            begun = text[place:]
-            for splice in self.by_start.get(text[place], ()):
-                if splice[: len(begun)] == begun and len(splice) > len(begun):
-                    found.append(splice[len(begun) :])
-        return self._legal_values(dict.fromkeys(found), matcher)
-
-    def _legal_values(
-        self, splices: Iterable[Sequence[int]], matcher: Matcher
-    ) -> tuple[KnownCompletion, ...]:
-        """The legal ones that are no keys: a key would need a value behind it."""
-        legal = _legal(splices, matcher)
-        return tuple(
-            splice for splice in legal if matcher.num_legal((*splice, *self.colon)) == len(splice)
-        )
-
-
-def _legal(splices: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
-    return tuple(tuple(splice) for splice in splices if matcher.num_legal(splice) == len(splice))
-
-
-NO_SPLICE_TEXTS = SpliceTexts((), {}, ())
-
-
-@lru_cache(maxsize=32)
-def splice_texts_of(hints: tuple[bytes, ...]) -> SpliceTexts:
-    """The splice texts of hints, in tokens of one byte."""
-    return spelled_splice_texts(hints, bytes)
-
-
-def spelled_splice_texts(
-    hints: Sequence[bytes], spelled: Callable[[bytes], Sequence[int] | None]
-) -> SpliceTexts:
-    """The splice texts of those hints that can be spelled."""
-    plain = [hint for hint in hints if hint and not _is_json(hint)]
-    whole = [hint for hint in hints if _is_json(hint)]
-    by_start: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
-    for text in sorted(whole, key=len):
-        splice = spelled(text)
-        if splice:
-            by_start[text[0]].append(splice)
-    texts = [splice for hint in plain if (splice := spelled(hint))]
-    values = {start: tuple(found) for start, found in by_start.items()}
-    return SpliceTexts(tuple(texts), values, spelled(b":") or ())
-
-
-def _is_json(hint: bytes) -> bool:
-    if hint[:1] not in (b'"', b"{", b"["):
-        return False
-    try:
-        json.loads(hint)
-    except (ValueError, RecursionError):
-        return False
-    return b'"' in hint
-
-
-def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
-    """The ends of a text in JSON that begin where a value has just ended; the longest first."""
-    places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')]
-    return [text[place:] for place in places[:max_ends]]
-
-
 MAX_TIME_S = 0.25
 # The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard
 # lets an output compute for each token.
@@ -429,35 +190,39 @@ MIN_NODES = 6
 # Nodes of one depth with the same mask are probably the same: at most so many are expanded.
 MAX_TWINS = 3
 MAX_TAILS = 40
+# The most tokens of several bytes that are tried beside single bytes.
+MAX_LONGER = 16
 MAX_ENDS = 32
-MAX_BEFORE = 64
 # Masks that know distances get lengths below this.
 MAX_COUNTED = 1 << 16
-
+# Where more bytes may follow, any text may, such as within a string: JSON is legal there, too, and
+# completes nothing.
+_MAX_STARTS = 64
+# What an edge costs that is not a node's first, in bytes, and each place further behind.
+_CHOICE_COST = 2.0
+_PLACE_COST = 0.4
+# Edges that a turning pass takes by turns.
+_MAX_TURNS = 4
 _CLOSERS = (b"}", b"]", b")")
 
 
-class Strategy(Enum):
-    """What makes an edge cheap; see above."""
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of a search.
 
-    DIVE = "dive"
-    NOVELTY = "novelty"
-    ROTOR = "rotor"
-    LENGTH = "length"
+    byte_cost:  of each byte, or hint; 0: goes ahead, at first without alternatives
+    is_turning: takes another edge each time that a mask is seen again, which leaves nested loops
+    """
 
-
-# The passes of one search, and how many nodes each may expand.
-PLAN = (
-    (Strategy.DIVE, 64),
-    (Strategy.NOVELTY, 192),
-    (Strategy.ROTOR, 300),
-    (Strategy.DIVE, 400),
-    (Strategy.LENGTH, 256),
-)
+    max_nodes: int
+    byte_cost: float = 0.0
+    is_turning: bool = False
 
 
-# The passes after those, for texts that have to be long; any length will do.
-LONG_PLAN = ((Strategy.DIVE, 4096), (Strategy.ROTOR, 4096))
+# For structure that has to be written in any case; for short texts; for loops in loops.
+PLAN = (Pass(64), Pass(384, byte_cost=1.0), Pass(300, is_turning=True))
+# Those after the plan, for texts that have to be long; any length will do.
+LONG_PLAN = (Pass(4096), Pass(4096, is_turning=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,159 +243,117 @@ class Search:
         matcher: Matcher,
         vocabulary: Vocabulary,
         tails: Sequence[KnownCompletion] = (),
-        splice_texts: SpliceTexts = NO_SPLICE_TEXTS,
+        hints: Sequence[KnownCompletion] = (),
         max_len: int | None = None,
         max_time_s: float = MAX_TIME_S,
-        before: KnownCompletion = (),
     ) -> None:
-        """`max_len`: tokens of a path, for masks that know distances. `before`: what led here."""
-        self._max_len = max_len
-        self._max_time_s = max_time_s
+        """`max_len`: tokens of a path, for masks that know distances."""
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
         self._tails = tuple(dict.fromkeys(tails))[:MAX_TAILS]
-        self._splice_texts = splice_texts
-        self._before = before
+        self._hints = hints
+        self._max_len = max_len
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        self._max_time_s = max_time_s
         self.begin_anew()
-        self._twins: dict[tuple[int, bytes], int] = {}
-        self._seen_signatures: Counter[bytes] = Counter()
-        self._is_incomplete = False
-        # Whether the last pass expanded every node: then there are no other completions.
-        self.is_exhausted = False
 
     def begin_anew(self) -> None:
         """Give the following passes a new time limit."""
         self._limit = TimeLimit(self._max_time_s)
 
-    def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[KnownCompletion]:
+    def completions(self, kind: Pass, max_nodes: int) -> Iterator[KnownCompletion]:
         """Completions as they are found."""
-        repeats = 0.05 if strategy is Strategy.NOVELTY else 0.0
-        self.is_exhausted = False
-        self._is_incomplete = not self._alphabet.is_whole
-        self._twins.clear()
-        self._seen_signatures.clear()
+        num_seen: Counter[bytes] = Counter()
+        num_twins: Counter[tuple[int, bytes]] = Counter()
         serial = count()
         heap: list[tuple[float, int, _Node, int]] = []
 
         def push(node: _Node, index: int) -> None:
             if index < len(node.edges):
-                cost = node.cost + self._cost(strategy, node.edges[index], index)
+                choice = _CHOICE_COST + _PLACE_COST * index if index else 0.001
+                cost = node.cost + kind.byte_cost + choice
                 heapq.heappush(heap, (cost, next(serial), node, index))
 
-        if self._matcher.is_complete:
-            yield ()
-        signature = self._signature(self._matcher, ())
-        yield from self._endings(self._matcher, (), signature)
-        begun = self._begun(self._matcher, self._before)
-        edges, _ = self._edges(strategy, self._matcher, (), signature, begun)
-        push(_Node(self._matcher, (), 0.0, edges), 0)
+        # The empty edge leads to the place itself.
+        push(_Node(self._matcher, (), 0.0, ((),)), 0)
         for _ in range(max_nodes):
             if not heap or self._limit.is_over():
-                self.is_exhausted = not heap and not self._is_incomplete
                 return
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
+            edge = parent.edges[index]
             try:
-                matcher, path, forced = self._follow(parent, parent.edges[index])
+                matcher, forced = self._follow(parent.matcher, edge)
+                path = parent.path + edge + forced
                 if matcher.is_complete:
                     yield path
                     continue
-                signature = self._signature(matcher, path)
-                yield from self._endings(matcher, path, signature)
-                is_after_splice = len(parent.edges[index]) > 1
-                begun = self._begun(matcher, forced)
-                edges, is_new = self._edges(
-                    strategy, matcher, path, signature, begun, is_after_splice=is_after_splice
-                )
-                if strategy is Strategy.LENGTH:
-                    cost = len(text_of(path, self._vocabulary))  # with what is forced
-                push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
+                left = None if self._max_len is None else self._max_len - len(path)
+                matcher.fill_mask(self._row, left)
+                allowed = self._alphabet.allowed(self._row)
+                ids = allowed.tolist()
+                if left is not None:
+                    # Where tokens are counted, single bytes may be too short.
+                    others = np.setdiff1d(allowed_ids(self._row), allowed).tolist()
+                    texts = [each for each in others if self._vocabulary.tokens[each]]
+                    ids += texts[:: max(1, len(texts) // MAX_LONGER)]
+                starts = frozenset([self._vocabulary.tokens[token_id][0] for token_id in ids])
+                yield from self._endings(matcher, path, starts)
+                mask = allowed.tobytes()
+                twin = self._num_bytes(path), mask
+                num_twins[twin] += 1
+                # Masks do not show progress within a part, as in `.*[0-9]{3}`; a hint is a part.
+                if num_twins[twin] > MAX_TWINS and len(edge) < 2:
+                    continue
+                edges = self._edges(matcher, [(token_id,) for token_id in ids], starts)
             except (EngineFailed, IllegalToken):
-                self._is_incomplete = True  # too hard for the engine: no place to lead an output to
+                continue  # too hard for the engine: no place to lead an output to
+            if kind.is_turning and edges:
+                turn = num_seen[mask] % min(_MAX_TURNS, len(edges))
+                edges = edges[turn:] + edges[:turn]
+                num_seen[mask] += 1
+            push(_Node(matcher, path, cost + kind.byte_cost * self._num_bytes(forced), edges), 0)
 
-    def _cost(self, strategy: Strategy, edge: KnownCompletion, index: int) -> float:
-        if strategy is Strategy.LENGTH:
-            length = sum([len(self._vocabulary.tokens[token_id]) for token_id in edge])
-            return length + 0.05 * index
-        if index == 0:
-            return 0.001
-        return 0.1 + 0.02 * index if strategy is Strategy.NOVELTY else index
+    def _num_bytes(self, tokens: KnownCompletion) -> int:
+        return sum([len(self._vocabulary.tokens[token_id]) for token_id in tokens])
 
-    def _follow(
-        self, parent: _Node, edge: KnownCompletion
-    ) -> tuple[Matcher, KnownCompletion, KnownCompletion]:
-        """The node behind an edge and the bytes forced after it; the last value: those bytes."""
-        matcher = parent.matcher.fork()
-        path = parent.path + edge
+    def _follow(self, parent: Matcher, edge: KnownCompletion) -> tuple[Matcher, KnownCompletion]:
+        """The place behind an edge and the bytes that are forced there; and these."""
+        matcher = parent.fork()
         for token_id in edge:
             matcher.advance(token_id)
-        forced = spelled(matcher.deterministic_suffix(), self._vocabulary)
-        if forced and matcher.num_legal(forced) == len(forced):
-            for token_id in forced:
-                matcher.advance(token_id)
-            return matcher, path + forced, edge[-1:] + forced
-        return matcher, path, edge[-1:]
-
-    def _signature(self, matcher: Matcher, path: KnownCompletion) -> MaskSignature:
-        left = None if self._max_len is None else self._max_len - len(path)
-        return mask_signature(matcher, path, self._vocabulary, self._row, left)
-
-    def _begun(self, matcher: Matcher, last: KnownCompletion) -> tuple[KnownCompletion, ...]:
-        text = text_of(last, self._vocabulary)
-        # Where tokens are longer than bytes, splice texts cannot be split as the text is.
-        return self._splice_texts.begun(matcher, text) if len(text) == len(last) else ()
-
-    def _edges(
-        self,
-        strategy: Strategy,
-        matcher: Matcher,
-        path: KnownCompletion,
-        signature: MaskSignature,
-        begun: tuple[KnownCompletion, ...] = (),
-        *,
-        is_after_splice: bool = False,
-    ) -> tuple[tuple[KnownCompletion, ...], bool]:
-        """The edges of this node, and whether its mask is new.
-
-        There are none if enough nodes of the same depth and mask were seen. That does not apply
-        after a splice text: masks do not show progress within a part, as in `.*[0-9]{3}`, and a
-        splice text is a part that is complete.
-
-        begun:           rests of splice texts that have begun
-        is_after_splice: a splice text led here
-        """
-        fingerprint = signature.fingerprint
-        num_seen = self._seen_signatures[fingerprint]
-        self._seen_signatures[fingerprint] += 1
-        length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
-        number = self._twins[length, fingerprint] = self._twins.get((length, fingerprint), 0) + 1
-        if number > MAX_TWINS and not is_after_splice:
-            self._is_incomplete = True
-            return (), False
-        singles = signature.singles
-        splices = begun + self._splice_texts.legal(matcher, signature.starts)
-        # A short text may be legal again and again, so an edge that closes something goes first.
-        is_short = any(len(splice) == 1 for splice in splices)
-        first = int(is_short or (bool(splices) and self._closes(singles[:1])))
-        edges = singles[:first] + splices + singles[first:]
-        if strategy is Strategy.ROTOR and edges:
-            turn = num_seen % max(1, signature.num_first + len(splices))
-            edges = edges[turn:] + edges[:turn]
-        return edges, num_seen == 0
-
-    def _closes(self, edges: tuple[KnownCompletion, ...]) -> bool:
-        return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
+        forced = spelled(matcher.deterministic_suffix(), self._vocabulary) if edge else None
+        if not forced or matcher.num_legal(forced) < len(forced):
+            return matcher, ()
+        for token_id in forced:
+            matcher.advance(token_id)
+        return matcher, forced
 
     def _endings(
-        self, matcher: Matcher, path: KnownCompletion, signature: MaskSignature
+        self, matcher: Matcher, path: KnownCompletion, starts: Collection[int]
     ) -> Iterator[KnownCompletion]:
         """Completions that end with one of the tails."""
         for tail in self._tails:
-            may_follow = tail and self._vocabulary.tokens[tail[0]][0] in signature.starts
+            may_follow = tail and self._vocabulary.tokens[tail[0]][0] in starts
             if may_follow and completes(matcher, self._vocabulary, tail):
                 yield path + tail
+
+    def _edges(
+        self, matcher: Matcher, singles: Sequence[KnownCompletion], starts: Collection[int]
+    ) -> tuple[KnownCompletion, ...]:
+        """The ways on: the legal hints, and the single bytes."""
+        hints = []
+        for hint in self._hints:
+            start = self._vocabulary.tokens[hint[0]][0]
+            is_text = len(starts) <= _MAX_STARTS or start not in b'"{['
+            if is_text and start in starts and matcher.num_legal(hint) == len(hint):
+                hints.append(hint)
+        # A short text may be legal again and again, so an edge that closes something goes first.
+        is_short = any(len(hint) == 1 for hint in hints)
+        closes = bool(singles) and self._vocabulary.tokens[singles[0][0]] in _CLOSERS
+        first = int(is_short or (bool(hints) and closes))
+        return (*singles[:first], *hints, *singles[first:])
 
 
 def shortest_completion(
@@ -641,7 +364,6 @@ def shortest_completion(
     hints: Sequence[bytes] = (),
     bytewise: Matcher | None = None,
     *,
-    before: bytes = b"",
     is_patient: bool = False,
     num_failed: int = 0,
 ) -> KnownCompletion | None:
@@ -650,7 +372,6 @@ def shortest_completion(
     tails:      completions that were valid a few tokens ago, the longest first
     hints:      texts that are legal as a whole somewhere, such as a schema's leaves
     bytewise:   a matcher at the same place over `byte_vocabulary`, to search with
-    before:     the text that led here, or its end
     is_patient: no step waits for the answer: search for long texts, too
     num_failed: searches of the same output that found nothing; each halves the limits of this one
     """
@@ -660,47 +381,32 @@ def shortest_completion(
         bytewise or matcher,
         search_vocabulary,
         _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
-        splice_texts_of(tuple(hints)) if is_bytewise else _splice_texts_in(hints, vocabulary),
+        [found for hint in hints if (found := spelled(hint, search_vocabulary))],
         None if is_bytewise or max_len > MAX_COUNTED else max_len,
         max(MAX_TIME_S * 0.5**num_failed, MIN_TIME_S),
-        tuple(before[-MAX_BEFORE:]) if is_bytewise else (),
     )
-    limit = 16 + 2 * max_len
-    num_left = max(sum(max_nodes for _, max_nodes in PLAN) >> num_failed, MIN_NODES)
-    for strategy, max_nodes in PLAN:
-        max_nodes = min(max_nodes, limit, num_left)
-        num_left -= max_nodes
-        for path in search.completions(strategy, max_nodes):
+
+    def found_by(kind: Pass, max_nodes: int) -> KnownCompletion | None:
+        for path in search.completions(kind, max_nodes):
             found = _respelled(path, search_vocabulary, matcher, vocabulary)
             if found is not None and len(found) <= max_len:
                 return found
-        if search.is_exhausted or num_left <= 0:
-            break
-    return (
-        _long_completion(search, search_vocabulary, matcher, vocabulary, max_len)
-        if is_patient
-        else None
-    )
+        return None
 
-
-def _long_completion(
-    search: Search,
-    search_vocabulary: Vocabulary,
-    matcher: Matcher,
-    vocabulary: Vocabulary,
-    max_len: int,
-) -> KnownCompletion | None:
-    """A completion of any length below `max_len`, when no step waits for it."""
-    found = long_completion(matcher, vocabulary, max_len)
+    num_left = max(sum(kind.max_nodes for kind in PLAN) >> num_failed, MIN_NODES)
+    for kind in PLAN:
+        max_nodes = min(kind.max_nodes, 16 + 2 * max_len, num_left)
+        num_left -= max_nodes
+        found = found_by(kind, max_nodes)
+        if found is not None:
+            return found
+    if not is_patient:
+        return None
+    found = _with_words(matcher, vocabulary, max_len)
     if found is not None or max_len <= MAX_COUNTED:
         return found
     search.begin_anew()
-    for strategy, max_nodes in LONG_PLAN:
-        for path in search.completions(strategy, max_nodes):
-            found = _respelled(path, search_vocabulary, matcher, vocabulary)
-            if found is not None:
-                return found
-    return None
+    return next(filter(None, (found_by(kind, kind.max_nodes) for kind in LONG_PLAN)), None)
 
 
 def _tails_in_bytes(
@@ -709,16 +415,10 @@ def _tails_in_bytes(
     """The tails as bytes, and the ends of the longest that begin where a JSON value has ended."""
     if not tails:
         return []
-    ends = ends_of(text_of(tails[0], vocabulary), MAX_ENDS)
-    return [tuple(end) for end in (*ends, *(text_of(tail, vocabulary) for tail in tails))]
-
-
-def _splice_texts_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> SpliceTexts:
-    return (
-        spelled_splice_texts(hints, lambda text: spelled(text, vocabulary))
-        if hints
-        else NO_SPLICE_TEXTS
-    )
+    text = text_of(tails[0], vocabulary)
+    places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')][:MAX_ENDS]
+    ends = [tuple(text[place:]) for place in places]
+    return [*ends, *(tuple(text_of(tail, vocabulary)) for tail in tails)]
 
 
 def _respelled(
@@ -735,3 +435,48 @@ def _respelled(
     if better is not None and len(better) <= len(path):
         path = better if completes(matcher, vocabulary, better) else path
     return path if completes(matcher, vocabulary, path) else None
+
+
+# The most CPU seconds for words. Two hundred take a third of it, so results do not depend on the
+# load of the machine.
+_MAX_WORDS_TIME_S = 0.3
+# Where all of these are legal, words are: they can fill a text that has to be longer.
+_LETTERS = frozenset(ascii_lowercase.encode())
+
+
+def _with_words(matcher: Matcher, vocabulary: Vocabulary, max_len: int) -> KnownCompletion | None:
+    """Tokens that complete the text, the longest legal one at each step, and spaces between them.
+
+    At most `max_len`; None: none found this way.
+    """
+    deadline = thread_time() + _MAX_WORDS_TIME_S
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    lengths = _lengths(vocabulary)
+    ahead = matcher.fork()
+    path: list[int] = []
+    try:
+        while not ahead.is_complete:
+            if len(path) >= max_len or thread_time() > deadline:
+                return None
+            ahead.fill_mask(row)
+            singles = alphabet_of(vocabulary).allowed(row).tolist()
+            by_byte = {vocabulary.tokens[each][:1]: each for each in reversed(singles)}
+            if not singles:
+                return None
+            token_id = singles[0]
+            if {key[0] for key in by_byte} >= _LETTERS:
+                legal = allowed_ids(row)
+                is_word = bool(path) and lengths[path[-1]] > 1
+                between = by_byte.get(b'"', by_byte.get(b" ")) if is_word else None
+                token_id = int(legal[lengths[legal].argmax()]) if between is None else between
+            ahead.advance(token_id)
+            path.append(token_id)
+    except (EngineFailed, IllegalToken):
+        return None
+    return tuple(path)
+
+
+@kept_with_vocabulary(1)
+def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
+    """The number of bytes of each token, [num_tokens]."""
+    return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)

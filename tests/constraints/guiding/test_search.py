@@ -15,23 +15,13 @@ import pytest
 from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import TimeLimit, completes
 from constraints.guiding.completion import text_of as bytes_of
-from constraints.guiding.search import (
-    NO_SPLICE_TEXTS,
-    PLAN,
-    Search,
-    Strategy,
-    dive,
-    ends_of,
-    splice_texts_of,
-)
+from constraints.guiding.search import dive
 from constraints.guiding.search import shortest_completion as shortest
-from constraints.matcher import Matcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.schema.validation import violations
 from constraints.spec import Budget, ConstraintSpec, Kind
 from tests.constraints.cases import (
     CASES,
-    STRING,
     Json,
     demo_vocabulary,
     drawn,
@@ -123,11 +113,6 @@ def test_a_number_that_has_to_be_above_zero_ends() -> None:
     assert shortest(matcher, byte_vocabulary(), 20) == tuple(b"{0.1, 1}")
 
 
-def test_what_has_just_begun_is_closed() -> None:
-    matcher = language_of(pattern(r'x\{(?:"[a-z]*":0)?\}'), byte_vocabulary()).matcher()
-    assert shortest(matcher, byte_vocabulary(), 20) == tuple(b"x{}")
-
-
 def test_a_tail_is_joined_where_it_is_legal_again() -> None:
     language = language_of(pattern(r"(<[a-z]{9}>)*\.[0-9]{30}"), byte_vocabulary())
     matcher = language.matcher()
@@ -144,29 +129,14 @@ def test_a_hint_shows_the_way_out_of_a_loop() -> None:
     assert shortest(matcher, byte_vocabulary(), 20, (), [b"quit"]) == tuple(b"quitquit")
 
 
-@pytest.mark.parametrize(
-    ("text", "strategy"),
-    [
-        ("[0-9a-f]{32}", Strategy.DIVE),
-        ("(ab)*c", Strategy.NOVELTY),
-        (r"[A-Z][a-z]+( [a-z]+){3,30}\.", Strategy.ROTOR),
-        ("(a{90}|b{80}|c{70}){3}|zz", Strategy.LENGTH),
-    ],
-)
-def test_every_strategy_finds_what_it_is_there_for(text: str, strategy: Strategy) -> None:
-    search = Search(language_of(pattern(text), byte_vocabulary()).matcher(), byte_vocabulary())
-    assert next(search.completions(strategy, dict(PLAN)[strategy]), None) is not None
-
-
 def test_a_completed_place_needs_nothing() -> None:
     matcher = language_of(pattern("a*"), byte_vocabulary()).matcher()
     assert shortest(matcher, byte_vocabulary(), 0) == ()
 
 
-def test_an_alphabet_has_every_byte_once_and_says_so() -> None:
+def test_an_alphabet_has_every_byte_once() -> None:
     alphabet = alphabet_of(byte_vocabulary())
     assert sorted(alphabet.ids.tolist()) == list(range(256))
-    assert alphabet.is_whole
     assert alphabet.singles == tuple(range(256))
 
 
@@ -175,7 +145,6 @@ def test_an_alphabet_takes_the_shortest_tokens_where_a_byte_has_none() -> None:
     vocabulary = vocabulary_of(tokens, [0])
     alphabet = alphabet_of(vocabulary)
     assert {tokens[each] for each in alphabet.ids.tolist()} == {b"a", b"bb", b"bc", b"c"}
-    assert not alphabet.is_whole
     assert alphabet.singles[ord("b")] is None
 
 
@@ -184,66 +153,6 @@ def test_a_word_in_either_case_is_come_by_in_any_text() -> None:
     found = language_of(spec, VOCABULARY).matcher().shortest(12)
     assert found is not None
     assert "quick fox" in text_of(list(found), VOCABULARY)
-
-
-OBJECT = b'{"a":"","b":"}"}'
-ANY_BYTE = frozenset(range(256))
-
-
-def matcher_behind(text: bytes) -> Matcher:
-    """In an object of strings a and b."""
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(record({"a": STRING, "b": STRING})))
-    matcher = language_of(spec, byte_vocabulary()).matcher()
-    for byte in text:
-        matcher.advance(byte)
-    return matcher
-
-
-def legal_behind(text: bytes, allowed: bytes) -> list[bytes]:
-    pieces = splice_texts_of((OBJECT, b"plain"))
-    return list(map(bytes, pieces.legal(matcher_behind(text), frozenset(allowed))))
-
-
-def test_a_hint_in_json_stands_where_a_value_may() -> None:
-    assert legal_behind(b"", b' "{') == [OBJECT]
-
-
-def test_a_string_stands_where_a_value_may_and_not_for_a_key() -> None:
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "required": ["a"]}')
-    matcher = language_of(spec, byte_vocabulary()).matcher()
-    pieces, found = splice_texts_of((b'"day"',)), []
-    for byte in b'{"a":"",':
-        found.append(pieces.legal(matcher, frozenset(b'"')))
-        matcher.advance(byte)
-    assert pieces.legal(matcher, frozenset(b'"')) == ()
-    assert found == [(), (), (), (), (), (tuple(b'"day"'),), (), ()]
-
-
-def test_json_is_not_looked_for_within_free_text() -> None:
-    assert legal_behind(b'{"a":"', bytes(range(128))) == [b"plain"]
-
-
-def test_what_does_not_begin_with_a_legal_byte_is_not_asked_for() -> None:
-    assert legal_behind(b"", b" ") == []
-
-
-def test_the_rest_of_what_was_forced_is_told_the_outermost_first() -> None:
-    pieces = splice_texts_of((OBJECT, b'"a"'))
-    forced = b'{"a":"'
-    rests = pieces.begun(matcher_behind(forced), forced)
-    assert list(map(bytes, rests)) == [b'","b":"}"}', b'a"']
-
-
-def test_without_hints_there_are_no_pieces() -> None:
-    assert NO_SPLICE_TEXTS.legal(matcher_behind(b""), ANY_BYTE) == ()
-    assert NO_SPLICE_TEXTS.begun(matcher_behind(b"{"), b"{") == ()
-
-
-def test_a_text_is_cut_where_something_may_just_be_done() -> None:
-    assert list(ends_of(b'x","b":1}', 9)) == [
-        *(b'x","b":1}', b'","b":1}', b',"b":1}', b'"b":1}', b'":1}', b"}"),
-    ]
-    assert list(ends_of(b'x","b":1}', 2)) == [b'x","b":1}', b'","b":1}']
 
 
 def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
