@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from constraints.engine import HEADER, LIMITS, GrammarLanguage, error_of
+from constraints.engine import HEADER, LIMITS, GrammarLanguage
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -77,6 +77,18 @@ def _read_choice(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+# Of the text of a constraint in UTF-8. Patterns and grammars need less than schemas.
+MAX_BYTES: Mapping[Kind, int] = MappingProxyType(
+    {
+        Kind.JSON_SCHEMA: 4_000_000,
+        Kind.REGEX: 100_000,
+        Kind.LARK: 1_000_000,
+        Kind.GBNF: 1_000_000,
+        Kind.CHOICE: 4_000_000,
+        Kind.WHERE: 100_000,
+        Kind.TEXT: 0,
+    }
+)
 MIB = 1 << 20
 # What a language takes, measured as the growth of a process that compiled hundreds: about so many
 # bytes, and for each character of its text.
@@ -120,7 +132,12 @@ class Compiler:
         translation: of `spec`, if another process has made it already
         Raises Malformed, NotEnforced, Contradiction, TooComplex.
         """
-        LIMITS[spec.kind].check_text(spec.kind, spec.text)
+        num_bytes = len(spec.text.encode("utf-8", "surrogatepass"))
+        if num_bytes > MAX_BYTES[spec.kind]:
+            raise TooComplex(
+                f"the {spec.kind.value} has {num_bytes} bytes, and at most"
+                f" {MAX_BYTES[spec.kind]} are allowed"
+            )
         with self._lock:
             future = self._futures.get(spec)
             is_ours = future is None
@@ -149,7 +166,10 @@ class Compiler:
         self, spec: ConstraintSpec, translation: Translation | None, future: "Future[Language]"
     ) -> None:
         try:
-            language = self._compile(spec) if translation is None else self._of(spec, translation)
+            if translation is None:
+                language = self._compile(spec)
+            else:
+                language = _engine_of(translation.watch).of(self.vocabulary, translation)
         except ConstraintError as error:
             future.set_exception(error.with_traceback(None))
         except RecursionError:
@@ -172,31 +192,14 @@ class Compiler:
         if self._futures.pop(spec, None) is not None:
             self._num_bytes -= _num_bytes(spec)
 
-    def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
-        limits = LIMITS[spec.kind]
-        engine = _engine_of(translation.watch)
-        return engine.of(self.vocabulary, translation, limits, error_of)
-
     def _compile(self, spec: ConstraintSpec) -> Language:
-        limits = LIMITS[spec.kind]
-        explain = error_of
-        may_run_on = False
-        hint_without_text = ""
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
             case Kind.REGEX:
                 return self._pattern_language(spec)
             case Kind.LARK:
-                grammar = lark.to_grammar(
-                    spec.text,
-                    spec.whitespace,
-                    special_ids_of(self.vocabulary),
-                    lenient=spec.lenient,
-                )
-                may_run_on = True
-                explain = partial(lark.explain, spec.text)
-                hint_without_text = lark.HINT_WITHOUT_TEXT
+                return self._lark_language(spec)
             case Kind.TEXT:
                 return AnyText(self.vocabulary)
             case Kind.GBNF:
@@ -205,14 +208,17 @@ class Compiler:
                 grammar = _choice_grammar(spec.text)
             case Kind.WHERE:
                 return self._where_language(spec)
+        return GrammarLanguage(self.vocabulary, grammar, hints=hints_of(spec))
+
+    def _lark_language(self, spec: ConstraintSpec) -> Language:
+        named = special_ids_of(self.vocabulary)
         return GrammarLanguage(
             self.vocabulary,
-            grammar,
-            limits,
-            explain,
+            lark.to_grammar(spec.text, spec.whitespace, named, lenient=spec.lenient),
+            partial(lark.explain, spec.text),
             hints=hints_of(spec),
-            may_run_on=may_run_on,
-            hint_without_text=hint_without_text,
+            may_run_on=True,
+            hint_without_text=lark.HINT_WITHOUT_TEXT,
         )
 
     def _where_language(self, spec: ConstraintSpec) -> Language:
@@ -255,14 +261,11 @@ class Compiler:
                 ) from None
             except OutOfReach:
                 raise refusal from None
-        limits = LIMITS[spec.kind]
-        hints = hints_of(spec)
-        return GrammarLanguage(self.vocabulary, grammar, limits, error_of, hints=hints)
+        return GrammarLanguage(self.vocabulary, grammar, hints=hints_of(spec))
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
-        limits = LIMITS[spec.kind]
         try:
-            return self._of_schema(spec, json_schema.prepare(spec, limits))
+            return self._of_schema(spec, json_schema.prepare(spec, LIMITS))
         except NotEnforced as refusal:
             if spec.lenient or spec.strict or spec.is_part:
                 raise
@@ -277,7 +280,7 @@ class Compiler:
         Raises NotEnforced for what cannot be judged.
         """
         try:
-            schema = json_schema.prepare(spec, LIMITS[spec.kind], judges=True)
+            schema = json_schema.prepare(spec, LIMITS, judges=True)
             language = self._of_schema(spec, schema)
             return None if language.matcher().shortest(ANY_LEN) is None else language
         except NotEnforced as error:
@@ -288,14 +291,12 @@ class Compiler:
             return None
 
     def _of_schema(self, spec: ConstraintSpec, schema: SchemaGrammar) -> GrammarLanguage:
-        limits = LIMITS[spec.kind]
         while True:
             try:
                 watch = schema.watch
                 return _engine_of(watch)(
                     self.vocabulary,
                     schema.text,
-                    limits,
                     schema.explain,
                     schema.not_enforced,
                     hints_of(spec),

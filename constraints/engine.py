@@ -39,7 +39,7 @@ from constraints.guiding.alphabet import alphabet_of, as_bytes, byte_vocabulary,
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
 from constraints.guiding.search import MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
-from constraints.spec import Kind, Translation
+from constraints.spec import Translation
 from constraints.vocabulary import Vocabulary, first_bytes_of
 
 _CONTRADICTIONS = ("Unsatisfiable schema", "NoExtensionBias", "Regex is empty")
@@ -86,29 +86,18 @@ def error_of(message: str) -> ConstraintError:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one kind of constraint.
+    """The limits of one language.
 
-    max_text_bytes:  of the constraint as it is written, in UTF-8
     compile_fuel:    to build the automaton's first expressions
     step_fuel:       for one mask or one token
     step_max_items:  parser items for one mask or one token
     max_states:      of a lexer; all outputs that share it add states; 1 to 2 kB each
     """
 
-    max_text_bytes: int = 1_000_000
     compile_fuel: int = 5_000_000
     step_fuel: int = 500_000
     step_max_items: int = 50_000
     max_states: int = 60_000
-
-    def check_text(self, kind: Kind, text: str) -> None:
-        """Raises TooComplex where the constraint's own text is too long."""
-        num_bytes = len(text.encode("utf-8", "surrogatepass"))
-        if num_bytes > self.max_text_bytes:
-            raise TooComplex(
-                f"the {kind.value} has {num_bytes} bytes, and at most {self.max_text_bytes}"
-                " are allowed"
-            )
 
     def for_engine(self) -> LLParserLimits:
         return LLParserLimits(
@@ -123,18 +112,7 @@ class Limits:
         )
 
 
-# Patterns and grammars need less text than schemas.
-LIMITS: dict[Kind, Limits] = {
-    Kind.JSON_SCHEMA: Limits(max_text_bytes=4_000_000),
-    Kind.REGEX: Limits(max_text_bytes=100_000),
-    Kind.LARK: Limits(max_text_bytes=1_000_000),
-    Kind.GBNF: Limits(max_text_bytes=1_000_000),
-    Kind.CHOICE: Limits(max_text_bytes=4_000_000),
-    # Counters under a complement: the states are few, each is expensive.
-    Kind.WHERE: Limits(max_text_bytes=100_000, step_fuel=5_000_000),
-    Kind.TEXT: Limits(max_text_bytes=0),
-}
-
+LIMITS = Limits()
 
 # More bytes than are usually taken at once; a search continues from there.
 MAX_FORCED_BYTES = 64
@@ -215,11 +193,11 @@ class GrammarLanguage:
         self,
         vocabulary: Vocabulary,
         grammar: str,
-        limits: Limits,
-        explain: Callable[[str], ConstraintError],
+        explain: Callable[[str], ConstraintError] = error_of,
         not_enforced: tuple[str, ...] = (),
         hints: CompletionHints | None = None,
         *,
+        limits: Limits = LIMITS,
         may_run_on: bool = False,
         watch: str = "",
         hint_without_text: str = "",
@@ -263,21 +241,13 @@ class GrammarLanguage:
         self._originals = [Original(original)]
 
     @classmethod
-    def of(
-        cls,
-        vocabulary: Vocabulary,
-        translation: Translation,
-        limits: Limits,
-        explain: Callable[[str], ConstraintError],
-    ) -> "GrammarLanguage":
-        """Compile what another process has translated. Raises the errors of `explain`."""
+    def of(cls, vocabulary: Vocabulary, translation: Translation) -> "GrammarLanguage":
+        """Compile what another process has translated. Raises the engine's errors."""
         language = cls(
             vocabulary,
             translation.grammar,
-            limits,
-            explain,
-            translation.not_enforced,
-            CompletionHints(translation.hints),
+            not_enforced=translation.not_enforced,
+            hints=CompletionHints(translation.hints),
             may_run_on=translation.may_run_on,
             watch=translation.watch,
         )
@@ -335,8 +305,8 @@ class GrammarLanguage:
                     self._in_bytes = type(self)(
                         byte_vocabulary(),
                         in_bytes(self.grammar),
-                        self._limits,
                         self._explain,
+                        limits=self._limits,
                         may_run_on=self.may_run_on,
                         watch=self.watch,
                     )

@@ -37,7 +37,7 @@ from constraints.regex.writing import translate_terminal
 from constraints.schema import json_schema
 from constraints.schema.grammar import json_literal
 from constraints.schema.reading import Json
-from constraints.spec import Kind, Whitespace
+from constraints.spec import Whitespace
 
 _WORDS = re.compile(
     r"""
@@ -390,7 +390,7 @@ def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError
 def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> str:
     try:
         if lenient:
-            rewritten = json_schema.relaxed(word.value, LIMITS[Kind.LARK], watches=False)
+            rewritten = json_schema.relaxed(word.value, LIMITS, watches=False)
         else:
             rewritten = json_schema.checked(word.value, watches=False)
     except ConstraintError as error:

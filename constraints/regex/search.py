@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from constraints.engine import LIMITS, GrammarLanguage, error_of
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary
 from constraints.regex.dfa import Automaton, automaton_of
@@ -16,7 +16,6 @@ from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import around
 from constraints.regex.syntax import Dialect, parse
 from constraints.regex.writing import search_grammar
-from constraints.spec import Kind
 
 _Finder = Callable[[str], bool]
 
@@ -87,7 +86,7 @@ def _for_python(found: re.Match[str]) -> str:
 
 
 def _by_engine(grammar: str) -> _Finder:
-    language = GrammarLanguage(byte_vocabulary(), grammar, LIMITS[Kind.REGEX], error_of)
+    language = GrammarLanguage(byte_vocabulary(), grammar)
 
     def find(text: str) -> bool:
         matcher = language.matcher()

@@ -308,6 +308,5 @@ class MaskFormats(jsonschema.FormatChecker):
 @lru_cache(maxsize=64)
 def _language(name: str) -> GrammarLanguage:
     spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps({"format": name}))
-    limits = LIMITS[Kind.JSON_SCHEMA]
-    grammar = prepare(spec, limits)
-    return GrammarLanguage(byte_vocabulary(), in_bytes(grammar.text), limits, grammar.explain)
+    grammar = prepare(spec, LIMITS)
+    return GrammarLanguage(byte_vocabulary(), in_bytes(grammar.text), grammar.explain)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from constraints.bitmask import allowed_ids
-from constraints.compiler import MIB, Compiler
-from constraints.engine import LIMITS, GrammarLanguage
+from constraints.compiler import MAX_BYTES, MIB, Compiler
+from constraints.engine import GrammarLanguage
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.matcher import ANY_LEN, Language
 from constraints.spec import ConstraintSpec, Kind, Translation, Whitespace
@@ -81,7 +81,7 @@ def test_threads_that_ask_at_once_share_one_compilation() -> None:
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_text_beyond_its_limit_is_too_complex(kind: Kind) -> None:
-    text = "x" * (LIMITS[kind].max_text_bytes + 1)
+    text = "x" * (MAX_BYTES[kind] + 1)
     with pytest.raises(TooComplex, match="bytes"):
         Compiler(byte_vocabulary()).compile(ConstraintSpec(kind, text))
 

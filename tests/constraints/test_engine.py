@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 
 from constraints import engine
 from constraints.compiler import Compiler
-from constraints.engine import HEADER, GrammarLanguage, GrammarMatcher, Limits, error_of
+from constraints.engine import HEADER, LIMITS, GrammarLanguage, GrammarMatcher, Limits
 from constraints.errors import EngineFailed, IllegalToken, Malformed, TooComplex
 from constraints.matcher import Matcher
 from constraints.spec import ConstraintSpec, Kind
@@ -32,10 +32,8 @@ from tests.constraints.grammars.rig import accepts, compiled, compiler, legal
 DEMO = ROOT / "models" / "demo" / "tokenizer.json"
 
 
-def language_of(
-    vocabulary: Vocabulary, grammar: str, limits: Limits | None = None
-) -> GrammarLanguage:
-    return GrammarLanguage(vocabulary, HEADER + grammar, limits or Limits(), error_of)
+def language_of(vocabulary: Vocabulary, grammar: str, limits: Limits = LIMITS) -> GrammarLanguage:
+    return GrammarLanguage(vocabulary, HEADER + grammar, limits=limits)
 
 
 def bits(matcher: GrammarMatcher, vocabulary: Vocabulary) -> set[int]:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from constraints.engine import GrammarMatcher
 from constraints.errors import Contradiction, DoesNotFit, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
@@ -252,13 +251,6 @@ def test_forks_go_their_own_ways() -> None:
     assert not output_state.is_satisfied
 
 
-def test_forced_bytes_are_spelled_as_the_model_would() -> None:
-    output_state = state_of(ConstraintSpec(Kind.REGEX, "the farmer and the fox"), Budget(50))
-    run = output_state.take_forced()
-    assert list(run) == spelled("the farmer and the fox")
-    assert output_state.is_over
-
-
 @pytest.mark.parametrize("name", FEW)
 def test_forced_runs_are_the_beginning_of_what_the_model_would_spell(name: str) -> None:
     vocabulary, spec = demo_vocabulary(), CASES[name]
@@ -293,20 +285,6 @@ def test_a_forced_run_is_not_taken_where_the_rest_would_not_fit_behind_it() -> N
     assert roomy.take_forced() == tuple(b"abcd"), "as this tokenizer spells it"
     assert short.take_forced() == ()
     assert legal_ids(short, vocabulary) == [ord("a"), 257]
-
-
-def test_a_budget_without_slack_is_spent_in_one_run() -> None:
-    output_state = state_of(
-        CASES["min-length"], Budget(needed_len(CASES["min-length"], demo_vocabulary()))
-    )
-    while not output_state.is_over:
-        assert output_state.take_forced() or output_state.check(
-            output_state.completion_token() or 0
-        )
-        token_id = output_state.completion_token()
-        if token_id is not None:
-            output_state.advance(token_id)
-    assert output_state.is_satisfied
 
 
 LIKE_SPECIAL = [
@@ -376,11 +354,6 @@ def test_a_forced_special_token_is_taken_with_the_text_beside_it() -> None:
     output_state = state_of(ConstraintSpec(Kind.LARK, WITH_SPECIAL["forced"]), Budget(9))
     assert output_state.take_forced() == (*spelled("a"), USER_ID, *spelled("b"))
     assert output_state.is_over
-
-
-def test_special_tokens_that_nobody_names_are_never_legal() -> None:
-    output_state = state_of(ConstraintSpec(Kind.LARK, r"start: /(?s:.)*/"), Budget(9))
-    assert {SYSTEM_ID, USER_ID, ASSISTANT_ID}.isdisjoint(legal_ids(output_state, demo_vocabulary()))
 
 
 def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
@@ -524,24 +497,6 @@ def test_any_of_many_tools_can_be_called() -> None:
     spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.OPTIONAL)
     text = call({"box": {"label": "a", "score": 0.5, "x": 10}})
     assert followed(spec, text, 2) == text
-
-
-def test_searches_that_find_nothing_make_the_next_ones_smaller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(record({"n": FROM_TEN, "day": DATE})))
-    output_state = OutputConstraintState(language_of(spec, VOCABULARY), VOCABULARY, Budget(1000))
-    output_state.advance(VOCABULARY.backend.tokenize_str("{")[0])
-    failed: list[int] = []
-
-    def find_nothing(_: object, max_len: int, tails: object, num_failed: int) -> None:
-        failed.append(num_failed)
-
-    monkeypatch.setattr(GrammarMatcher, "shortest", find_nothing)
-    blanks = [VOCABULARY.backend.tokenize_str(blank)[0] for blank in (" ", "\n", "\t")]
-    monkeypatch.setattr("constraints.output_constraint.next_completion", lambda *_: None)
-    assert not any(output_state.check(blank) for blank in blanks)
-    assert failed == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -758,16 +713,6 @@ def test_forced_runs_end_before_a_stop_string() -> None:
     forced = b"".join(BYTES.tokens[token_id] for token_id in output_state.take_forced())
     assert forced == b"abc"
     assert legal_texts(output_state) == [b"d"]
-
-
-def test_where_tokens_are_counted_longer_ones_are_found_that_keep_clear() -> None:
-    vocabulary, stops = demo_vocabulary(), StopRule(("e", "x"), kept=False)
-    spec = ConstraintSpec(Kind.WHERE, "len(tokens(X)) < 5 and len(X) > 12")
-    output_state = OutputConstraintState(
-        language_of(spec, vocabulary), vocabulary, Budget(4), stops
-    )
-    output = drawn(output_state, vocabulary, 4, random.Random(2))
-    assert judge_of(spec)(as_shown(text_of(output, vocabulary), stops), len(output))
 
 
 @pytest.mark.parametrize("kept", [True, False])

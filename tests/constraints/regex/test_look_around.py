@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from constraints.engine import HEADER, LIMITS, GrammarLanguage, error_of
+from constraints.engine import HEADER, GrammarLanguage
 from constraints.errors import NotEnforced
 from constraints.regex.char_sets import Partition
 from constraints.regex.dfa import Automaton
@@ -15,7 +15,6 @@ from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import conjuncts, opposites, pattern_of
 from constraints.regex.syntax import Pattern
 from constraints.regex.writing import searching, written
-from constraints.spec import Kind
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import accepts, accepts_value, of_schema, takes
 
@@ -98,7 +97,7 @@ def has(pattern: Pattern | None, texts: list[str]) -> list[str]:
     if pattern is None:
         return []
     grammar = f"{HEADER}start: /{written(pattern)}/\n"
-    language = GrammarLanguage(byte_vocabulary(), grammar, LIMITS[Kind.REGEX], error_of)
+    language = GrammarLanguage(byte_vocabulary(), grammar)
     return [text for text in texts if accepts(language, text)]
 
 

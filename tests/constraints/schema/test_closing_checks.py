@@ -30,7 +30,7 @@ def closing(schema: Any, **how: Any) -> WatchedLanguage:
 
 def judges_of(schema: Any) -> list[Any]:
     spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
-    watch = prepare(spec, LIMITS[spec.kind], judges=True).watch
+    watch = prepare(spec, LIMITS, judges=True).watch
     return [json.loads(each) for place in read(watch).places for each in place.judged]
 
 
