@@ -7,7 +7,6 @@ What is computed from a vocabulary is kept as long as the vocabulary lives:
     def trie_of(vocabulary): ...        of each vocabulary the last 4 different calls
 """
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ class Vocabulary:
     tokens:      each token's bytes; b"" for end tokens and unused ids. A special token is no text:
                  it has a mark, which is in no text, so only grammars that name it allow it
     end_ids:     tokens that end an output
-    fingerprint: of all this, for caches
     backend:     llguidance's tokenizer of these tokens
     speller:     the tokenizer for texts in the model's own tokens, if it differs
     kept:        values computed from it, see `kept_with_vocabulary`
@@ -52,7 +50,6 @@ class Vocabulary:
 
     tokens: tuple[bytes, ...]
     end_ids: tuple[int, ...]
-    fingerprint: str
     backend: LLTokenizer = field(repr=False)
     speller: LLTokenizer | None = field(default=None, repr=False)
     kept: dict[object, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
@@ -100,8 +97,7 @@ class Vocabulary:
             return b"" if is_none else mark_of(token_id)
 
         tokens = tuple(bytes_of(token_id) for token_id in range(backend.vocab_size))
-        digest = hashlib.sha256(repr((tokens, ends)).encode()).hexdigest()
-        return cls(tokens, ends, digest, backend, speller)
+        return cls(tokens, ends, backend, speller)
 
     def spell(self, text: bytes) -> list[int]:
         """The bytes in the model's own tokenization, if all of them have tokens."""

@@ -126,7 +126,7 @@ def byte_vocabulary() -> Vocabulary:
     """The vocabulary: token i is byte i, and one end token."""
     tokens = (*(bytes([byte]) for byte in range(256)), b"")
     backend = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=len(tokens))
-    return _ByteVocabulary(tokens, (_END_ID,), "bytes", backend)
+    return _ByteVocabulary(tokens, (_END_ID,), backend)
 
 
 def in_bytes(grammar: str) -> str:

@@ -171,7 +171,7 @@ class TokenList:
 def vocabulary_of(tokens: Sequence[bytes], end_ids: Sequence[int]) -> Vocabulary:
     """A vocabulary of these very tokens."""
     backend = LLTokenizer(TokenizerWrapper(TokenList(tokens, end_ids[0])), n_vocab=len(tokens))
-    return Vocabulary(tuple(tokens), tuple(end_ids), "of a test", backend)
+    return Vocabulary(tuple(tokens), tuple(end_ids), backend)
 
 
 ROOT = Path(__file__).parents[2]

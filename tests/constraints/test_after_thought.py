@@ -81,7 +81,7 @@ def marked_vocabulary() -> Vocabulary:
     backend = LLTokenizer(TokenizerWrapper(tokenizer), n_vocab=len(tokenizer.tokens))
     plain = tokenizer.tokens[: -len(_NAMES)]
     tokens = (*plain, *map(mark_of, tokenizer.special_token_ids[:-1]), b"")
-    return Vocabulary(tokens, (tokenizer.eos_token_id,), "marked", backend)
+    return Vocabulary(tokens, (tokenizer.eos_token_id,), backend)
 
 
 END = LongestTokens.eos_token_id

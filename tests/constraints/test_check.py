@@ -88,7 +88,7 @@ def test_where_a_token_ends_inside_a_character_the_place_is_before_it(
 
     tokens = [*(bytes([byte]) for byte in range(256)), b"", b"x\xc3"]
     backend = LLTokenizer(TokenizerWrapper(Longest(tokens, 256)), n_vocab=258)
-    vocabulary = Vocabulary(tuple(tokens), (256,), "a token inside a character", backend)
+    vocabulary = Vocabulary(tuple(tokens), (256,), backend)
     spec = ConstraintSpec(Kind.WHERE, f'len(tokens(X)) {most} and X in ["xé", "xè"]')
     (judged,) = judge(language_of(spec, vocabulary), vocabulary, spec, ["xê"], 9).judgements
     assert (judged.accepted, judged.position) == (False, position)

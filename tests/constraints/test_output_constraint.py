@@ -363,7 +363,7 @@ def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
 
     tokens = [*(bytes([byte]) for byte in range(256)), b""]
     backend = LLTokenizer(TokenizerWrapper(Spaced(tokens, 256)), n_vocab=257)
-    vocabulary = Vocabulary(tuple(tokens), (256,), "with spaces", backend)
+    vocabulary = Vocabulary(tuple(tokens), (256,), backend)
     output_state = state_of(
         ConstraintSpec(Kind.REGEX, "[ab]cd[xy]"), Budget(9, may_truncate=True), vocabulary
     )

@@ -52,7 +52,7 @@ def test_a_walk_ends_where_each_token_by_itself_does(
     spelled: list[bytes], drawn: list[tuple[int, int]]
 ) -> None:
     # A walk asks a vocabulary for nothing but its tokens.
-    walk = TokenTrie(Vocabulary(tuple(spelled), (), "of a test", LLTokenizer("byte")))
+    walk = TokenTrie(Vocabulary(tuple(spelled), (), LLTokenizer("byte")))
     table = packed(drawn)
     columns = walk.bytes_of_levels(CLASSES)
     for start in range(WIDTH, NUM_PLACES * WIDTH, WIDTH):
@@ -68,7 +68,7 @@ def test_a_walk_ends_where_each_token_by_itself_does(
 def test_actions_lead_where_each_token_by_itself_does(
     spelled: list[bytes], drawn: list[tuple[int, int]]
 ) -> None:
-    walk = TokenTrie(Vocabulary(tuple(spelled), (), "of a test", LLTokenizer("byte")))
+    walk = TokenTrie(Vocabulary(tuple(spelled), (), LLTokenizer("byte")))
     table = packed(drawn)
     starts = np.arange(1, NUM_PLACES) * WIDTH
     actions = actions_of(walk, table, walk.bytes_of_levels(CLASSES), starts)

@@ -69,11 +69,6 @@ def test_columns_beyond_the_tokenizer_stand_for_nothing() -> None:
     assert wide.num_words == 129
 
 
-def test_the_fingerprint_is_of_tokens_and_ends() -> None:
-    one, same, other = (Vocabulary.load(DEMO, None, ends) for ends in ([0], [0], [0, 5]))
-    assert one.fingerprint == same.fingerprint != other.fingerprint
-
-
 @pytest.mark.parametrize("text", [b"a<|user|>b", b"<|end|>", b"<|pad|><|pad|> x", b"<|<|user|>|>"])
 def test_what_special_tokens_are_called_is_spelled_as_text(text: bytes) -> None:
     vocabulary = Vocabulary.load(DEMO, None, [0])
@@ -255,7 +250,7 @@ def test_what_the_files_beside_make_special_is_no_text(tmp_path: Path) -> None:
 
 
 def letters() -> Vocabulary:
-    return Vocabulary((b"a", b"b", b"ab", b""), (3,), "of a test", LLTokenizer("byte"))
+    return Vocabulary((b"a", b"b", b"ab", b""), (3,), LLTokenizer("byte"))
 
 
 def test_a_thing_is_made_once_of_each_vocabulary() -> None:

@@ -65,7 +65,7 @@ class _Tokenizer:
 @lru_cache(maxsize=1)
 def vocabulary() -> Vocabulary:
     backend = LLTokenizer(TokenizerWrapper(_Tokenizer()), n_vocab=len(_TOKENS))
-    return Vocabulary(_TOKENS, (_END_ID,), "longer", backend)
+    return Vocabulary(_TOKENS, (_END_ID,), backend)
 
 
 def named(file: str) -> dict[str, Any]:
