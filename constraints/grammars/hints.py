@@ -17,13 +17,14 @@ matcher and nothing else.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
+from constraints.definition_graph import closure
 from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
 from constraints.grammars.lark import Word, special_id, words
@@ -36,8 +37,8 @@ from constraints.regex.syntax import (
     Concat,
     Dialect,
     Pattern,
+    Reference,
     Repeat,
-    children,
     has,
     parse,
 )
@@ -54,23 +55,31 @@ MAX_PATTERN_LEN = 50_000
 LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
 
 
-def example_text(pattern: Pattern) -> str | None:
-    """A short text of the pattern. None: none found."""
+def example_text(pattern: Pattern, known: Mapping[str, str] = {}) -> str | None:
+    """A short text of the pattern. None: none found.
+
+    known: the texts of rules
+    """
     match pattern:
         case Chars():
             return _char_of(pattern)
         case Choice(options):
-            texts = [text for text in map(example_text, options) if text is not None]
+            texts = [text for each in options if (text := example_text(each, known)) is not None]
             return min(texts, key=len, default=None)
         case Concat(parts):
-            found = list(map(example_text, parts))
-            text = "".join(each for each in found if each is not None)
-            return None if None in found or len(text) > MAX_LEN else text
+            whole = ""
+            for part in parts:
+                text = example_text(part, known)
+                if text is None or len(whole) + len(text) > MAX_LEN:
+                    return None
+                whole += text
+            return whole
         case Repeat(part, min_count):
-            unit = example_text(part) if min_count else ""
+            unit = example_text(part, known) if min_count else ""
             return None if unit is None or min_count * len(unit) > MAX_LEN else unit * min_count
-        case _:
-            return ""
+        case Reference(name):
+            return known.get(name)
+    return ""
 
 
 @lru_cache(maxsize=4096)
@@ -215,10 +224,7 @@ def _matching(pattern: str) -> str | None:
 MAX_HINTS = 12
 # Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
-_MAX_TERMINALS = 200
 _MAX_TERMINAL_LEN = 1_000
-# A set of so few characters is spelt like its first.
-_FEW = 3
 
 
 def hints_of(spec: ConstraintSpec) -> CompletionHints:
@@ -230,11 +236,11 @@ def hints_of(spec: ConstraintSpec) -> CompletionHints:
             case Kind.JSON_SCHEMA:
                 return CompletionHints((), lambda: leaves(json.loads(spec.text)))
             case Kind.REGEX if len(spec.text) <= MAX_PATTERN_LEN:
-                found = [_example(matching(spec.text)), *_runs([parse(spec.text, Dialect.PYTHON)])]
+                found = [example_text(matching(spec.text)) or ""]
             case Kind.LARK:
                 return _of_lark(words(spec.text))
             case Kind.GBNF:
-                found = _of_patterns([rule.pattern for rule in gbnf.read(spec.text).values()])
+                found = [_example_of_grammar(gbnf.read(spec.text))]
             case Kind.CHOICE:
                 found = sorted(json.loads(spec.text), key=len)
             case _:
@@ -254,7 +260,9 @@ def _of_lark(found: Sequence[Word]) -> CompletionHints:
     ]
     ids = dict.fromkeys(special_id(word) for word in found if word.kind == "special")
     marks = [mark_of(each) for each in ids if each is not None]
-    texts = _encoded(sorted([*strings, *_of_patterns(parsed)], key=len, reverse=True))
+    examples = [example_text(each) or "" for each in parsed]
+    short = [text for text in (*strings, *examples) if len(text) <= _MAX_TERMINAL_LEN]
+    texts = _encoded(sorted(short, key=len, reverse=True))
     schemas = [word.value for word in found if word.text == "%json"]
     parts = [leaf for schema in schemas for leaf in leaves(schema)]
     return CompletionHints((*marks, *texts, *dict.fromkeys(parts)))
@@ -266,53 +274,21 @@ def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(text.encode(errors="ignore") for text in kept))
 
 
-def _example(pattern: Pattern | None) -> str:
-    return "" if pattern is None else example_text(pattern) or ""
+def _example_of_grammar(rules: Mapping[str, gbnf.Rule]) -> str:
+    """A text of the whole grammar, out of those of its rules; empty: none found."""
+    mentions = {
+        name: [each.name for each in gbnf.references(rule.pattern)] for name, rule in rules.items()
+    }
+    texts: dict[str, str] = {}
 
+    def has_text(name: str, _: set[str]) -> bool:
+        text = example_text(rules[name].pattern, texts)
+        if text is not None:
+            texts[name] = text
+        return text is not None
 
-def _of_patterns(patterns: Sequence[Pattern]) -> list[str]:
-    """The plain characters in them, and examples of what has no references to rules."""
-    examples = map(_example, islice(chain.from_iterable(map(_plain, patterns)), _MAX_TERMINALS))
-    short = [text for text in examples if len(text) <= _MAX_TERMINAL_LEN]
-    return sorted([*_runs(patterns), *short], key=len, reverse=True)
-
-
-def _plain(pattern: Pattern) -> Iterator[Pattern]:
-    """The largest parts without references to rules."""
-    if not any(gbnf.references(pattern)):
-        yield pattern
-    else:
-        for part in children(pattern):
-            yield from _plain(part)
-
-
-def _runs(patterns: Iterable[Pattern]) -> list[str]:
-    """Runs of characters that have to follow each other, the longest first."""
-    found = chain.from_iterable(map(_runs_of, patterns))
-    return sorted(dict.fromkeys(found), key=len, reverse=True)
-
-
-def _runs_of(pattern: Pattern) -> Iterator[str]:
-    run = ""
-    for part in pattern.parts if isinstance(pattern, Concat) else (pattern,):
-        char = _only_char(part)
-        if char:
-            run += char
-            continue
-        yield run
-        run = ""
-        for inner in children(part):
-            yield from _runs_of(inner)
-    yield run
-
-
-def _only_char(pattern: Pattern) -> str:
-    """The character; of two or three, as in `[fF]`, the first one."""
-    match pattern:
-        case Chars(((first, last), *others), (), False) if len(others) < _FEW and first == last:
-            is_few = all(low == high for low, high in others)
-            return chr(first) if is_few and not 0xD800 <= first <= 0xDFFF else ""
-    return ""
+    closure(mentions, has_text)
+    return texts.get(gbnf.ROOT, "")
 
 
 def _unquoted(literal: str) -> str:
