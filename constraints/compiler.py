@@ -302,11 +302,6 @@ class Compiler:
                     hints_of(spec),
                     watch=watch,
                 )
-            except Contradiction as error:
-                simpler = _simpler(schema, error)
-                if simpler is None:
-                    raise
-                schema = simpler
             except TooComplex:
                 if not spec.lenient or schema.not_enforced == ("",):
                     raise
@@ -315,13 +310,6 @@ class Compiler:
 
 def _engine_of(watch: str) -> type[GrammarLanguage]:
     return WatchedLanguage if watch else GrammarLanguage
-
-
-def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | None:
-    try:
-        return schema.without_empty_definition()
-    except Contradiction:
-        raise error from None  # the more specific error
 
 
 @kept_with_vocabulary(1)

@@ -7,22 +7,18 @@ Names that are allowed become a pattern of keys:
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import permutations
 
 from constraints.errors import NotEnforced, TooComplex
 from constraints.regex.search import is_found
 from constraints.regex.syntax import Pattern, Repeat, children
 from constraints.regex.writing import searching
 from constraints.schema import formats
-from constraints.schema.disjoint import values_of
 from constraints.schema.keywords import is_annotation
-from constraints.schema.reading import Json, below, equal_key
+from constraints.schema.reading import Json, below
 from constraints.schema.rewriting import Handler, Place, put_patterns_last
 from constraints.schema.scalars import engine_pattern
 
 _MAX_REFERENCES = 20
-# Five values have 326 arrays, six 1 957.
-_MAX_LISTED = 5
 # The engine compares all pairs.
 _MAX_PATTERNS = 64
 # Lengths are enforced by a pattern, which needs states.
@@ -335,25 +331,8 @@ def _num_first(schema: dict[str, Json]) -> int:
 
 
 def _unique_items(place: Place, value: Json, pointer: str) -> None:
-    if not value or place.schema.get("maxItems", 2) <= 1:
-        return
-    items = None if place.rewriter.watches else _listed(place, place.schema.get("items"))
-    if items is None or len(items) > _MAX_LISTED or place.schema.get("type") != "array":
+    if value and place.schema.get("maxItems", 2) > 1:
         place.watch("uniqueItems", value, pointer)
-        return
-    # As pydantic writes a set of an Enum: all its arrays.
-    most = min(place.schema.get("maxItems", len(items)), len(items))
-    sizes = range(int(place.schema.get("minItems", 0)), int(most) + 1)
-    place.also.append({"enum": [each for size in sizes for each in permutations(items, size)]})
-
-
-def _listed(place: Place, items: Json) -> list[Json] | None:
-    """The different values that an item may have, which a schema lists, perhaps behind a `$ref`."""
-    for _ in range(_MAX_REFERENCES):
-        if isinstance(items, dict) and "$ref" in items:
-            items = place.rewriter.raw(place.rewriter.resolve(items["$ref"], place.pointer))
-    values = values_of(items) if isinstance(items, dict) else None
-    return None if values is None else list({equal_key(value): value for value in values}.values())
 
 
 def _contains(place: Place, value: Json, pointer: str) -> None:

@@ -4,7 +4,6 @@ The part of a schema that the engine refuses is found by compiling the parts one
 """
 
 import json
-import re
 from dataclasses import dataclass, replace
 from time import thread_time
 
@@ -57,9 +56,6 @@ def _shown(raw: Json) -> str:
 _MAX_S = 0.3
 # Of more than these only the first are named in a message.
 _MAX_NAMED = 20
-
-# How the engine reports the place where it stopped.
-_IN_DEFINITION = re.compile(r"while processing \S*#/\$defs/(\w+)")
 
 # A part of the engine's message, the keywords concerned, and our wording.
 _IN_OUR_WORDS = (
@@ -140,14 +136,6 @@ class RefusalLocator:
             return at(self.rewritten.document, pointer)
         except KeyError:
             return None
-
-    def empty_definition(self) -> str | None:
-        """The name of an unsatisfiable definition that makes the engine refuse the schema."""
-        message = self.message(self.rewritten.root)
-        match = _IN_DEFINITION.search(message)
-        if match is None or not isinstance(error_of(message), Contradiction):
-            return None
-        return match[1] if match[1] in self.rewritten.definitions else None
 
     def part(self, kind: type[ConstraintError]) -> Json:
         """The innermost part that fails on its own with the same kind of error."""
@@ -238,19 +226,6 @@ class SchemaGrammar:
         """The error for a message of the engine, with a pointer into the schema if one is found."""
         return self._locator.error(message)
 
-    def without_empty_definition(self) -> "SchemaGrammar | None":
-        """The grammar with an unsatisfiable definition replaced by `false`, if there is one.
-
-        The engine refuses a schema with such a definition even where it is optional.
-        """
-        rewritten = self._locator.rewritten
-        name = self._locator.empty_definition()
-        if name is None:
-            return None
-        rewritten.definitions[name] = False
-        _settle(rewritten)
-        return _written(rewritten, self._whitespace, self._locator)
-
     def of_its_type(self) -> "SchemaGrammar":
         """The grammar of any value of the root's type, where no more can be enforced."""
         rewritten = of_its_type(self.rewritten.document)
@@ -339,7 +314,13 @@ def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> R
         rewritten = rewriter.rewrite()
         bound(rewritten.root, rewritten.definitions)
         close_narrow_ranges(rewritten.root, rewritten.definitions)
-        found = _settle(rewritten)
+        if not prune(rewritten.root, rewritten.definitions):
+            raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
+        found = {
+            below(rewritten.origins[id(part)], "oneOf"): pairs
+            for part, pairs in open_one_ofs(rewritten.root, rewritten.definitions)
+            if id(part) in rewritten.origins and len(pairs) <= _MAX_PAIRS
+        }
         # Options that may hold together are rewritten so that they do not.
         if found.keys() <= overlaps.keys():
             break
@@ -353,22 +334,6 @@ def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> R
             pointer,
         )
     return rewritten
-
-
-def _settle(rewritten: Rewritten) -> dict[str, Pairs]:
-    """Replace unproductive references by `false` and disjoint `oneOf` by `anyOf`.
-
-    Returns the pointers of other `oneOf`s of few options, and which of these may hold together.
-    Raises Contradiction.
-    """
-    if not prune(rewritten.root, rewritten.definitions):
-        raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
-    others = open_one_ofs(rewritten.root, rewritten.definitions)
-    return {
-        below(rewritten.origins[id(part)], "oneOf"): pairs
-        for part, pairs in others
-        if id(part) in rewritten.origins and len(pairs) <= _MAX_PAIRS
-    }
 
 
 def _watches(rewritten: Rewritten, *, lenient: bool) -> tuple[Watch, ...]:
@@ -396,7 +361,7 @@ def _unorder(rewritten: Rewritten, locator: RefusalLocator) -> None:
     """Have the engine take keys in any order, in place. Raises NotEnforced, Contradiction."""
     # That a required key cannot be written shows in this order alone.
     message = locator.message(rewritten.root)
-    if message and locator.empty_definition() is None:
+    if message:
         raise locator.error(message)
     for part in _all_parts(rewritten):
         containers.unorder(part, rewritten.origins.get(id(part), ""))

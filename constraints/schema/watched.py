@@ -11,7 +11,7 @@ not where the other options have no value of its type, as in {"anyOf": [SET, {"t
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, floor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -78,26 +78,22 @@ class Watch:
     @property
     def of_arrays(self) -> "Watch":
         """What of it concerns an array."""
-        return Watch(
-            differ=self.differ,
-            values=self.values,
-            wanted=self.wanted,
-            longest=self.longest,
-            prefix=self.prefix,
-            items=self.items,
+        return replace(
+            self,
+            least=0,
+            most=None,
+            names=(),
+            required=(),
+            unordered=False,
+            properties={},
+            rest=None,
         )
 
     @property
     def of_objects(self) -> "Watch":
         """What of it concerns an object."""
-        return Watch(
-            least=self.least,
-            most=self.most,
-            names=self.names,
-            required=self.required,
-            unordered=self.unordered,
-            properties=self.properties,
-            rest=self.rest,
+        return replace(
+            self, differ=False, values=(), wanted=(), longest=None, prefix=(), items=None
         )
 
     def member(self, key: str) -> int | None:
