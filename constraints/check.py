@@ -207,7 +207,7 @@ def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
     found = violations(schema_text, text, MaskFormats()) if judgement.accepted else ()
     if not found:
         return judgement
-    return replace(judgement, accepted=False, position=len(text), failure=str(found[0]))
+    return replace(judgement, accepted=False, position=len(text), failure=found[0])
 
 
 def _by_value(judgement: Judgement, text: str, spec: ConstraintSpec) -> Judgement:
@@ -225,7 +225,7 @@ def _by_value(judgement: Judgement, text: str, spec: ConstraintSpec) -> Judgemen
         return judgement
     found = violations(spec.text, text, MaskFormats())
     if found:
-        return replace(judgement, failure=str(found[0]))
+        return replace(judgement, failure=found[0])
     note = SpellingNote(judgement.position or 0, _MISSPELT)
     return replace(judgement, accepted=True, position=None, expected=(), note=note)
 

@@ -12,11 +12,10 @@ number, and larger ones raise.
 import json
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import islice
 from typing import Any
 
@@ -132,56 +131,40 @@ _UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType
 _WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One error of an instance.
-
-    pointer:         JSON Pointer of the wrong part of the instance
-    schema_pointer:  of the keyword that it does not satisfy
-    """
-
-    pointer: str
-    schema_pointer: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"at {self.pointer}: {self.message}" if self.pointer else self.message
-
-
 def violations(
     schema_text: str, text: str, formats: jsonschema.FormatChecker | None = None
-) -> tuple[Violation, ...]:
-    """The first few errors of `text`; empty: it is a valid instance. None asserts no format.
+) -> tuple[str, ...]:
+    """The first few errors of `text`, with their JSON Pointers; empty: it is a valid instance.
 
-    What cannot be validated, such as a reference to another document, is reported as a violation.
+    None asserts no format. What cannot be validated, such as a reference to another document, is
+    reported as a violation.
     """
     schema = spelt_out(loads(schema_text))
     try:
         instance = loads(text)
     except (ValueError, RecursionError) as error:
-        return (Violation("", "", f"not JSON: {error}"),)
+        return (f"not JSON: {error}",)
     try:
         errors = _errors(schema, instance, formats)
     except ConstraintError as error:
         why = str(error).partition("\n")[0]
-        return (Violation("", "", f"the schema cannot be followed: {why}"),)
+        return (f"the schema cannot be followed: {why}",)
     except _UNFOLLOWABLE as error:
-        return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
+        return (f"the schema cannot be followed: {type(error).__name__}",)
     except BaseException as error:
         # On stack overflow the package's dictionaries panic with an error that is no Exception.
         if type(error).__module__ != "pyo3_runtime":
             raise
-        return (Violation("", "", "the schema cannot be followed: RecursionError"),)
+        return ("the schema cannot be followed: RecursionError",)
     if errors is None:
-        return (Violation("", "", "the schema cannot be followed: a keyword's value is wrong"),)
-    return tuple(
-        Violation(
-            _pointer(error.absolute_path),
-            _pointer(error.absolute_schema_path),
-            error.message[:_MAX_MESSAGE_LEN],
-        )
-        for error in errors
-    )
+        return ("the schema cannot be followed: a keyword's value is wrong",)
+    return tuple(map(_shown, errors))
+
+
+def _shown(error: jsonschema.ValidationError) -> str:
+    pointer = reduce(below, error.absolute_path, "")
+    message = error.message[:_MAX_MESSAGE_LEN]
+    return f"at {pointer}: {message}" if pointer else message
 
 
 def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
@@ -277,13 +260,6 @@ def _errors(
         except _WRONG_VALUES:
             continue
     return None
-
-
-def _pointer(path: Iterable[str | int]) -> str:
-    pointer = ""
-    for key in path:
-        pointer = below(pointer, key)
-    return pointer
 
 
 class MaskFormats(jsonschema.FormatChecker):

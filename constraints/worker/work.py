@@ -75,7 +75,7 @@ class Work:
 
     def _answer(self, job: Job) -> Answer:
         if isinstance(job, Verify):
-            return VerifyResult(tuple(map(str, violations(job.spec.text, job.text, MaskFormats()))))
+            return VerifyResult(violations(job.spec.text, job.text, MaskFormats()))
         started_s = time.process_time()
         language = self._compiler.compile(job.spec)
         if not isinstance(job, Check):

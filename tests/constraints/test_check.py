@@ -1,7 +1,6 @@
 """What is told of texts: how far they stand, and what was expected there."""
 
 import json
-import random
 import re
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.check import TextJudge, judge
-from constraints.errors import ConstraintError
 from constraints.results import Judgement
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
@@ -21,10 +19,6 @@ from tests.constraints.cases import (
     wide_schema,
     wide_text,
 )
-from tests.constraints.corpus.instances import Instances
-from tests.constraints.corpus.judge import Judge
-from tests.constraints.corpus.random_schemas import any_value, whole_schema
-from tests.constraints.corpus.spelling import spelt
 
 
 def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
@@ -192,35 +186,3 @@ def test_white_space_that_was_asked_for_is_part_of_the_constraint() -> None:
         Whitespace.SPACED: [False, True, False, False],
         Whitespace.OPTIONAL: [True, True, True, False],
     }
-
-
-def shuffled(value: Any, draw: random.Random) -> Any:
-    if isinstance(value, list):
-        return [shuffled(each, draw) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: shuffled(value[key], draw) for key in draw.sample(list(value), len(value))}
-
-
-# By day those of which the schemas are taken.
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=() if seed in (0, 7, 8, 11, 12, 13) else pytest.mark.nightly)
-        for seed in range(500)
-    ],
-)
-def test_random_values_with_shuffled_keys_are_judged_as_instances(seed: int) -> None:
-    draw = random.Random(f"judged {seed}")
-    schema = whole_schema(draw)
-    instances = Instances(schema, draw)
-    values = [instances.value() for _ in range(8)] + [any_value(draw) for _ in range(4)]
-    values += [instances.near_miss(value) for value in values]
-    values = [shuffled(value, draw) for value in values]
-    try:
-        judgements = judged(schema, *map(spelt, values))
-    except ConstraintError:
-        pytest.skip("it is not taken")
-    accepted = [spelt(value) for value in values if Judge(schema).is_instance(value)]
-    pairs = zip(values, judgements, strict=True)
-    assert [spelt(value) for value, judgement in pairs if judgement.accepted] == accepted

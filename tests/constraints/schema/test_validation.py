@@ -14,24 +14,20 @@ from tests.constraints.cases import Json
 from tests.constraints.grammars.rig import table
 
 
-def judged(schema: str, text: str) -> tuple[str, ...]:
-    return tuple(map(str, violations(schema, text)))
-
-
 @pytest.mark.parametrize("row", table("schema/finished"))
 def test_violations_are_told_in_numbers_as_they_are_written(row: Json) -> None:
-    assert list(judged(row["schema"], row["text"])) == row.get("violations", [])
+    assert list(violations(row["schema"], row["text"])) == row.get("violations", [])
 
 
-def test_numbers_of_a_million_digits_are_judged() -> None:
-    assert judged('{"multipleOf": 0.25}', f"{'1' * 900_000}.75") == ()
+def test_numbers_of_a_million_digits_are_violations() -> None:
+    assert violations('{"multipleOf": 0.25}', f"{'1' * 900_000}.75") == ()
 
 
 def test_a_schema_that_refers_to_itself_without_end_cannot_be_followed_at_any_depth() -> None:
     schema = '{"oneOf": [{"type": "integer"}, {"allOf": [{"$ref": "#"}, {"type": "array"}]}]}'
 
     def judged_below(num_frames: int) -> tuple[str, ...]:
-        return judged_below(num_frames - 1) if num_frames else judged(schema, "[]")
+        return judged_below(num_frames - 1) if num_frames else violations(schema, "[]")
 
     # The stack may end within the package, or within what it is made of.
     for num_frames in range(16):
@@ -65,36 +61,8 @@ def test_both_readings_of_a_pattern_agree(pieces: list[tuple[str, str]], text: s
 def test_what_cannot_be_read_is_an_error_of_ours(pattern: str) -> None:
     with pytest.raises(ConstraintError):
         is_found(pattern, "a")
-    schema = json.dumps({"contains": {"pattern": pattern}})
-    (violation,) = violations(schema, '["a"]')
-    assert str(violation).startswith("the schema cannot be followed")
-
-
-def violations_told(schema: object, instance: object) -> tuple[str, ...]:
-    return tuple(map(str, violations(json.dumps(schema), json.dumps(instance))))
-
-
-LETTERS = {r"^\p{L}+$": {"type": "integer"}}
-
-
-def test_names_of_properties_are_read_like_strings() -> None:
-    schema = {"patternProperties": LETTERS, "additionalProperties": False}
-    assert violations_told(schema, {"é": 1}) == ()
-    assert violations_told(schema, {"1": 1}) == (
-        "Additional properties are not allowed ('1' was unexpected)",
-    )
-    drafted = schema | {"$schema": "http://json-schema.org/draft-07/schema#"}
-    assert len(violations_told(drafted, {"1": 1, "é": "a"})) == 2
-
-
-def test_a_violation_shows_the_pattern_as_it_was_written() -> None:
-    assert violations_told({"pattern": r"^\p{L}$"}, "1") == (r"'1' does not match '^\\p{L}$'",)
-    assert violations_told({"patternProperties": LETTERS}, {"é": "x"}) == (
-        "at /é: 'x' is not of type 'integer'",
-    )
-    assert violations_told(
-        {"additionalProperties": {"type": "integer"}, "patternProperties": LETTERS}, {"1": "x"}
-    ) == ("at /1: 'x' is not of type 'integer'",)
+    (violation,) = violations(json.dumps({"contains": {"pattern": pattern}}), '["a"]')
+    assert violation.startswith("the schema cannot be followed")
 
 
 @pytest.mark.parametrize(
@@ -146,21 +114,3 @@ def test_a_judge_compares_many_items_by_their_values() -> None:
     rows = [{"id": number, "tags": [str(number)]} for number in range(20_000)]
     assert judge(json.dumps(rows))
     assert not judge(json.dumps([*rows, {"tags": ["7"], "id": 7.0}]))
-
-
-@pytest.mark.parametrize(
-    ("items", "differ"),
-    [
-        ("[1, true]", True),
-        ("[[0], [false]]", True),
-        ('[null, "null"]', True),
-        ("[[], {}]", True),
-        ("[1e400, 1e401]", True),
-        ("[1, 1.0]", False),
-        ("[0, -0.0]", False),
-        ('[{"a": 1, "b": 2}, {"b": 2e0, "a": 1}]', False),
-        ('[["x", true], ["x", true]]', False),
-    ],
-)
-def test_items_differ_by_value_not_by_spelling(items: str, differ: bool) -> None:
-    assert (judged('{"uniqueItems": true}', items) == ()) is differ
