@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import signal
-import time
 from asyncio.subprocess import PIPE
 from io import StringIO
 from pathlib import Path
@@ -125,15 +124,6 @@ async def test_a_thought_is_one_line_until_it_is_asked_for(
     answered = sent[1]["messages"][1]
     assert answered == {"role": "assistant", "content": "Four", "reasoning_content": "Easy.\nYes"}
     assert [each["include_reasoning"] for each in sent] == [True, True]
-
-
-async def test_a_kept_thought_is_a_text(tmp_path: Path) -> None:
-    kept = tmp_path / "chat.json"
-    kept.write_text('[{"role": "assistant", "content": "4", "reasoning_content": 1}]')
-    async with performing(think) as scene:
-        done, _, err = await talked(scene.url, f"/load {kept}")
-    assert done == [False]
-    assert "`messages[0]`: `reasoning_content` must be a string" in err
 
 
 async def test_images_go_out_with_the_next_message_and_are_kept_with_the_chat(
@@ -338,12 +328,6 @@ def test_a_wrong_parameter_names_key_value_and_rule(text: str, said: str) -> Non
     assert said in str(caught.value)
 
 
-def test_a_value_that_is_nested_too_deeply_is_shown_shortened() -> None:
-    with pytest.raises(BadInput) as caught:
-        read_line(f"Once json={'[' * 100_000}{']' * 100_000}")
-    assert str(caught.value) == f"json must be a JSON schema. Given: {'[' * 60}..."
-
-
 def test_parameters_become_a_request() -> None:
     line = read_line('Once temperature=0.7 seed=3 max_tokens=5 stop="x" where="len(X) < 5"')
     assert line.prompt is not None
@@ -392,34 +376,3 @@ def test_a_comparison_at_the_end_is_no_parameter() -> None:
 
 
 # Each value is read as far as it goes, without a second try.
-PARAMETERS = re.compile(
-    r"""(?:[a-z]+=(?!=)(?>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)(?:\s+|\Z))+"""
-)
-
-
-@given(
-    st.lists(
-        st.sampled_from(["stop=a", "stop='a b'", 'stop="', "stop=='", "0", "'", '"', "=", "\x1c"]),
-        max_size=12,
-    ),
-    st.sampled_from([" ", "", "  "]),
-)
-def test_parameters_are_the_longest_end_that_is_nothing_else(words: list[str], space: str) -> None:
-    text = f"x {space.join(words)}".strip()
-    starts = (word.start() for word in re.finditer(r"\S+", text))
-    ends = [start for start in starts if PARAMETERS.fullmatch(text[start:])]
-
-    line = read_line(text)
-
-    if ends:
-        assert line.prompt == text[: ends[0]].rstrip()
-        assert line.parameters == read_line(text[ends[0] :]).parameters
-    else:
-        assert (line.prompt, dict(line.parameters)) == (text, {})
-
-
-@pytest.mark.parametrize("text", ["a=1 " * 1000 + "end", "seed=1 " * 4000, "word " * 40_000])
-def test_a_long_line_is_read_at_once(text: str) -> None:
-    begun_s = time.process_time()
-    read_line(text)
-    assert time.process_time() - begun_s < 1.5

@@ -22,7 +22,6 @@ from client.calls import (
     ServerNotice,
 )
 from client.errors import (
-    ConnectionLost,
     ConstraintRefused,
     InvalidRequest,
     ModelNotFound,
@@ -130,18 +129,6 @@ async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
     }
 
 
-async def test_a_sampled_call_without_a_seed_is_given_one() -> None:
-    call = GenerateCall(prompt=(1, 2), sampling=Sampling(temperature=1.0))
-    async with (
-        performing(three_letters) as scene,
-        LmtpModel(scene.url, draw_seed=lambda: 41) as model,
-    ):
-        await model.generate(call)
-        (_, body) = scene.peers[0].received[1]
-    assert body["seed"] == 41
-    assert body["prompt"] == [1, 2]
-
-
 async def test_scores_come_for_every_value_in_one_request() -> None:
     async def script(peer: Peer) -> None:
         await peer.greet()
@@ -187,17 +174,6 @@ async def test_a_stream_that_is_closed_early_is_cancelled() -> None:
         await until(lambda: len(scene.peers[0].received) == 3)
         sent = scene.peers[0].received
     assert sent[2] == ("CANCEL", {"stream_id": sent[1][1]["stream_id"]})
-
-
-async def test_a_cancelled_task_cancels_its_request() -> None:
-    async with performing(endless) as scene, LmtpModel(scene.url) as model:
-        task = asyncio.create_task(model.generate(GenerateCall(prompt="Once")))
-        await until(lambda: bool(scene.peers) and len(scene.peers[0].received) == 2)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: len(scene.peers[0].received) == 3)
-        assert scene.peers[0].received[2][0] == "CANCEL"
 
 
 BROKEN = {"reason": "malformed", "position": 3}
@@ -316,16 +292,6 @@ async def test_a_closed_model_leaves_no_task() -> None:
         await asyncio.gather(task, return_exceptions=True)
         await model.close()
     assert asyncio.all_tasks() == before
-
-
-async def test_closing_the_model_ends_what_is_under_way() -> None:
-    async with performing(endless) as scene:
-        model = LmtpModel(scene.url)
-        async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
-            await anext(stream)
-            await model.close()
-            with pytest.raises(ConnectionLost):
-                await anext(stream)
 
 
 async def until(condition: object, timeout_s: float = 30.0) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, ServerNotice
-from client.errors import ConnectionLost, Overloaded, ServerFailed
+from client.errors import Overloaded, ServerFailed
 from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
@@ -84,19 +84,6 @@ async def test_a_sampled_stream_goes_on_with_the_seed_it_began_with() -> None:
     assert (first["output"], second["output"]) == ([25], [25, 0, 1])
 
 
-async def test_when_only_the_end_was_lost_the_last_token_is_asked_for_again() -> None:
-    async def all_but_the_end(peer: Peer) -> None:
-        await peer.greet()
-        await peer.letters((await peer.expect("GENERATE"))["stream_id"], 0, 6)
-
-    async with performing(all_but_the_end, rest) as scene:
-        async with LmtpModel(scene.url, retry=QUICK) as model:
-            parts = [part async for part in model.stream(GenerateCall(prompt="", max_tokens=6))]
-        (_, second) = scene.peers[1].received[1]
-    assert second["output"] == [0, 1, 2, 3, 4]
-    assert [part.text for part in parts] == [*"abcdef", "abcdef"]
-
-
 async def test_a_last_token_that_comes_out_otherwise_is_gone_on_with_as_it_was() -> None:
     async def other(peer: Peer) -> None:
         await peer.greet()
@@ -160,19 +147,6 @@ async def test_tokens_renew_the_tries() -> None:
     assert answer.text == "abcdefghi"
 
 
-async def test_a_server_that_never_gets_on_is_given_up() -> None:
-    async def stuck_at_three(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
-        await peer.letters(body["stream_id"], len(body.get("output", [])), 3)
-
-    async with performing(stuck_at_three) as scene:
-        async with LmtpModel(scene.url, retry=QUICK) as model:
-            with pytest.raises(ConnectionLost):
-                await model.generate(GenerateCall(prompt="Once"))
-        assert len(scene.peers) == QUICK.max_tries
-
-
 async def test_a_server_that_is_gone_is_noticed_once_and_at_once() -> None:
     notices: list[ServerNotice] = []
     slow = RetryPolicy(first_pause_s=60.0, max_pause_s=60.0)
@@ -191,16 +165,6 @@ async def test_a_server_that_is_gone_is_noticed_once_and_at_once() -> None:
     assert (notice.state, notice.stream) == ("reconnecting", None)
     assert notice.message.startswith("the connection was lost")
     assert notice.message.endswith("; trying again")
-
-
-async def test_who_does_not_try_again_says_so_by_the_error_alone() -> None:
-    notices: list[ServerNotice] = []
-    async with performing(lost_after_three) as scene:
-        once = RetryPolicy(max_tries=1)
-        async with LmtpModel(scene.url, retry=once, on_notice=notices.append) as model:
-            with pytest.raises(ConnectionLost):
-                await model.generate(GenerateCall(prompt="Once"))
-    assert notices == []
 
 
 async def test_a_server_that_comes_back_at_its_port_is_found_again() -> None:

@@ -96,12 +96,6 @@ def test_a_template_takes_its_names_as_keywords_and_gives_its_hole() -> None:
     assert ask(a="x", b="y") == "word"
 
 
-def test_a_template_with_several_holes_gives_them_by_name() -> None:
-    ask = F("[X] and [Y]", model=ScriptedModel(in_turn("1", "2")))
-
-    assert ask() == {"X": "1", "Y": "2"}
-
-
 def test_a_decorator_is_called_on_the_value_and_may_ask_for_the_text() -> None:
     def both(value: int, text: str) -> tuple[int, str]:
         return value, text
@@ -215,13 +209,6 @@ async def test_a_program_cannot_stop_waiting_for_a_hole(then: str) -> None:
         await run(text, model=ScriptedModel(lambda prompt: ["yes"]))
 
 
-async def test_what_a_condition_on_a_distribution_raises_points_to_it() -> None:
-    with pytest.raises(ProgramFailed) as caught:
-        await run('"[X]" distribution X in ["a"] where int(X) / 0 < 1')
-
-    assert str(caught.value).splitlines()[0].startswith("<query>:1:")
-
-
 async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path: Path) -> None:
     text = 'said = await generate("a")\nbest = (await score("b", ["x", "yy"])).best()\n"{best}[X]"'
     model, trace = ScriptedModel(lambda prompt: ["yes"]), tmp_path / "calls.jsonl"
@@ -235,21 +222,6 @@ async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path:
         ("generate", "X"),
     ]
     assert len(trace.read_text().splitlines()) == 3
-
-
-async def test_a_request_names_the_program_in_which_its_hole_stands() -> None:
-    @query
-    def inner() -> str:  # type: ignore[empty-body]
-        """
-        " ([Y])"
-        return Y
-        """
-
-    result = await run(
-        '"[X] [Z: inner]"', {"inner": inner}, model=ScriptedModel(lambda prompt: ["a"])
-    )
-
-    assert [(row.query, row.hole) for row in result.requests] == [("<query>", "X"), ("inner", "Y")]
 
 
 async def test_a_decoder_may_be_given_by_its_name() -> None:
@@ -307,13 +279,6 @@ class Asker:
             "{self.word}{sign}[X]"
         """
 
-    @query(model=MODEL)
-    async def failing(self) -> None:
-        """
-        "{self.word}[X]"
-        "{self.nothing}"
-        """
-
 
 def test_clauses_speak_of_the_object() -> None:
     results = Asker("a", 3).samples.run_all_sync("!")
@@ -328,30 +293,6 @@ def test_a_method_fills_a_hole(kind: str) -> None:
     result = run_sync(f'"He: [X: {kind}]!"', {"asker": asker, "call": asker.samples}, model=MODEL)
 
     assert result.prompt == "He: abc?8!"
-
-
-def test_a_method_that_takes_no_object_fails_when_it_is_called() -> None:
-    class Selfless:
-        @query(model=MODEL)
-        def none() -> None:
-            "[X]"
-
-        @query(model=MODEL)
-        def kept(*, x: int = 1) -> None:
-            "{x}[X]"
-
-    assert {"none", "kept"} <= dict(inspect.getmembers(Selfless())).keys()
-    for name in ("none", "kept"):
-        with pytest.raises(ProgramFailed, match=rf"TypeError: {name}\(\) too many positional"):
-            getattr(Selfless(), name)()
-    assert run_sync('"[X: f]"', {"f": Selfless.none}, model=MODEL).prompt == "0"
-
-
-async def test_what_goes_wrong_in_a_method_is_shown_at_its_place() -> None:
-    with pytest.raises(ProgramFailed, match="has no attribute 'nothing'") as raised:
-        await Asker("a").failing()
-
-    assert "self.nothing" in str(raised.value)
 
 
 def test_a_template_in_a_class_is_no_method() -> None:
@@ -374,12 +315,6 @@ def said(word: str) -> str:  # type: ignore[empty-body]
     "Say {word}: [X]"
 
 
-class Person:
-    @query(model=THREE)
-    def greeted(self, name: str) -> None:
-        """Hello {name}: [X]"""
-
-
 def test_a_query_has_the_names_and_the_signature_of_its_function() -> None:
     for each in (asked, asked.using(decoder=sample())):
         assert (each.__name__, each.__qualname__, each.__module__) == ("asked", "asked", __name__)
@@ -389,18 +324,9 @@ def test_a_query_has_the_names_and_the_signature_of_its_function() -> None:
     assert inspect.getsource(said).startswith("@query(model=THREE)\ndef said(")
 
 
-def test_a_method_has_no_self_where_its_object_has_it() -> None:
-    assert Person().greeted.__qualname__ == "Person.greeted"
-    assert str(inspect.signature(Person.greeted)) == "(self, name: str) -> None"
-    assert str(inspect.signature(Person().greeted)) == "(name: str) -> None"
-    assert Person().greeted("Ann").prompt == "Hello Ann: 3"
-
-
 def test_wrong_arguments_are_told_without_the_context() -> None:
     with pytest.raises(ProgramFailed, match=r"^TypeError: said\(\) missing .* argument: 'word'$"):
         said()  # type: ignore[call-arg]
-    with pytest.raises(ProgramFailed, match=r"^TypeError: greeted\(\)"):
-        Person().greeted()  # type: ignore[call-arg]
     with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: said\(\) missing"):
         run_sync('"[X: said]"', {"said": said}, model=THREE)
 

@@ -69,18 +69,6 @@ async def test_a_name_that_is_bound_too_late_is_none() -> None:
         await made(False)()
 
 
-async def test_a_docstring_whose_only_prompt_stands_behind_a_colon_is_a_program() -> None:
-    @query(model=MODEL)
-    async def asks(n: int) -> object:
-        """
-        if n: "{n}[X]"
-        return n
-        """
-
-    assert (await asks.run(0)).prompt == ""
-    assert (await asks.run(3)).prompt == "3."
-
-
 def test_a_query_keeps_no_variables_that_it_does_not_use() -> None:
     class Large:
         """As a model's weights are."""
@@ -111,7 +99,6 @@ def bump():
     count += 1
     return count
 """
-shared = 0
 
 
 async def test_a_function_may_change_a_variable_of_its_program() -> None:
@@ -129,27 +116,6 @@ async def test_each_trace_has_its_own() -> None:
     assert [result.value for result in results] == [3, 3, 3]
 
 
-async def test_a_decoder_may_call_such_a_function() -> None:
-    text = COUNTER + 'sample(n=bump())\n    "{bump()}"\n    return count'
-
-    assert [each.value for each in await run_all(text, model=ScriptedModel(in_turn()))] == [1]
-
-
-async def test_a_class_may_change_a_variable_of_its_program_in_its_body_and_in_methods() -> None:
-    text = """
-count = 0
-class Counter:
-    nonlocal count
-    count = 5
-    def bump(self):
-        nonlocal count
-        count += 1
-Counter().bump()
-return count
-"""
-    assert (await run(text, model=ScriptedModel(in_turn()))).value == 6
-
-
 async def test_a_text_has_no_global_variables() -> None:
     text = """
 n = 0
@@ -163,17 +129,6 @@ outer()
 
     assert caught.value.place is not None
     assert (caught.value.place.line, caught.value.place.column) == (4, 5)
-
-
-async def test_in_a_query_that_is_a_function_global_is_pythons() -> None:
-    @query(model=ScriptedModel(in_turn()))
-    async def counted() -> int:
-        global shared
-        shared += 1
-        return shared
-
-    assert (await counted(), await counted()) == (1, 2)
-    assert shared == 2
 
 
 @pytest.mark.parametrize(
@@ -202,14 +157,6 @@ async def test_a_variable_begins_with_what_it_has_outside(
     assert result.prompt == prompt
 
 
-async def test_the_decoders_line_sees_the_same_values() -> None:
-    text = 'n = n + 1\nsample(n=n)\n    "{n}"\n    n = 7'
-
-    results = await run_all(text, {"n": 1}, model=ScriptedModel(in_turn()))
-
-    assert [result.prompt for result in results] == ["2", "2"]
-
-
 async def test_each_run_begins_with_them_anew() -> None:
     given = {"n": 1}
     text = 'n = n + 1\n"[X]" where X in ["a", "b"] and fits(X, Y)\n"[Y]" where Y in ["c"]\nreturn n'
@@ -230,14 +177,6 @@ async def test_a_name_that_has_no_value_yet_is_told_so(text: str) -> None:
         await run(text, model=ScriptedModel(list))
 
     assert "where it is not associated with a value" in caught.value.message
-
-
-@pytest.mark.parametrize("text", ["q = 3\ndel q\n'{q}'", "if 0:\n    q = 3\n'{q}'"])
-async def test_a_name_that_lost_its_value_is_not_guessed_to_be_meant_itself(text: str) -> None:
-    with pytest.raises(ProgramFailed) as caught:
-        await run(text, model=ScriptedModel(list))
-
-    assert caught.value.message.endswith("is not associated with a value")
 
 
 async def test_a_function_keeps_pythons_rule() -> None:

@@ -72,15 +72,6 @@ def test_a_docstring_is_a_program_with_the_functions_parameters() -> None:
     assert not program.returns
 
 
-def test_clauses_see_the_parameters_and_their_defaults() -> None:
-    program = read_function(in_docstring)
-    assert program.decoder is not None
-    assert program.model is not None
-    assert program.decoder(1).options == {"n": 2}
-    assert program.decoder(1, n=7).options == {"n": 7}
-    assert program.model(1, 4).value == "m4"
-
-
 def test_a_body_is_a_program() -> None:
     record, returned = ran(read_function(in_body), "x")
     assert record == ["Docstring-like x", "- 0 ", "[Y]", "\n", "- 1 ", "[Y]", "\n"]
@@ -164,11 +155,6 @@ def test_a_function_without_a_file_is_told_to_have_none() -> None:
         read_function(made["f"])
 
 
-def test_only_functions_are_read() -> None:
-    with pytest.raises(BadProgram, match="a query is a function"):
-        read_function(print)
-
-
 def test_a_template_takes_the_names_that_it_uses() -> None:
     program = read_template("Sum up {text}: [S] {len(other)} {[v for v in other]}", "len(S) < most")
     assert program.parameters == ("text", "other", "most")
@@ -209,50 +195,10 @@ def test_an_error_below_the_program_is_pointed_at_where_it_came_in() -> None:
     ]
 
 
-def test_an_error_that_never_was_in_the_program_has_no_place() -> None:
-    error = as_query_error(ValueError("elsewhere"), read('"a"'))
-    assert error.place is None
-    assert str(error) == "ValueError: elsewhere"
-
-
-def test_an_error_of_a_query_gets_its_place() -> None:
-    program = read("1 if 2 else 3\nfail()", namespace={"fail": fail})
-    with pytest.raises(BadProgram) as caught:
-        ran(program)
-    error = as_query_error(caught.value, program)
-    assert error is caught.value
-    assert str(error).split("\n") == ["<query>:2:1: by hand", "    fail()", "    ^^^^^^"]
-
-
-def fail() -> None:
-    raise BadProgram("by hand")
-
-
 def test_the_support_of_a_distribution_is_strings() -> None:
     for values in ("'ab'", "3", "[]", "[1]", "['']"):
         with pytest.raises(BadProgram, match="a distribution over X needs"):
             ran(read(f'"[X]" distribution X over {values}'))
-
-
-def test_a_decorator_is_a_function() -> None:
-    with pytest.raises(BadProgram, match="behind '@' comes a function") as caught:
-        ran(read('f = 3\n"a [@f X]"'))
-    assert "Given: 3" in caught.value.message
-    assert caught.value.place is not None
-    assert (caught.value.place.line, caught.value.place.column) == (2, 6)
-
-
-@pytest.mark.parametrize("name", ["program", "decoder", "model"])
-def test_a_program_may_use_any_name_that_stands_around_it(name: str) -> None:
-    program = read(
-        f'argmax(n={name})\n"{{{name}}}"\nfrom {name}\nwhere True', namespace={name: "mine"}
-    )
-
-    assert ran(program)[0] == ["mine"]
-    assert program.decoder is not None
-    assert program.decoder().options == {"n": "mine"}
-    assert program.model is not None
-    assert program.model().value == "mine"
 
 
 def test_classes_of_a_program_are_shown_by_their_own_names() -> None:
@@ -435,20 +381,6 @@ def one_string(text: Text) -> tuple[Token, ...]:
     if not all(re.match(r"[rRuU]?['\"]", token.text) for token in tokens):
         raise BadProgram("more than literals")
     return tokens
-
-
-@pytest.mark.parametrize("prefix", ["", "r"])
-def test_an_escaped_backslash_does_not_continue_a_line(prefix: str) -> None:
-    text = Text(Source(f"{prefix}'\\\na\\\\\nb'", "<test>"))
-    with pytest.raises(BadProgram):
-        literal_of(text, one_string(text))
-
-
-def test_adjacent_literals_are_one_value_with_places() -> None:
-    text = Text(Source("'a\\tb' \"c\"", "<test>"))
-    value = literal_of(text, tuple(tokens_of(text, SourceSpan(0, len(text.text)))))
-    assert value.code == "a\tbc"
-    assert list(value.offsets) == [1, 2, 4, 8, 10]
 
 
 @settings(deadline=None)

@@ -9,18 +9,17 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from types import NoneType
-from typing import Protocol, cast
+from typing import cast
 from zlib import crc32
 
 from client.calls import (
     Answer,
     BeamDropped,
-    BeamHole,
     BeamsAnswer,
     BeamsCall,
     BeamsReport,
@@ -52,7 +51,6 @@ from router.engine.beam_search import (
     EndedHole,
     NextTokens,
     OutputTexts,
-    Search,
     SearchOutcome,
 )
 from router.engine.beam_search import Hole as SearchHole
@@ -171,98 +169,43 @@ def _cut(text: str, call: GenerateCall) -> tuple[str, str | None]:
 _UNBOUNDED = 99
 
 
-class TokenModel(Protocol):
-    """A model that a search asks token by token."""
-
-    @property
-    def end_token_id(self) -> int: ...
-
-    def next_tokens(self, call: GenerateCall, output: tuple[int, ...]) -> dict[int, float]:
-        """The log-probabilities of the legal tokens, the most probable first."""
-        ...
-
-    def text_of(self, output: Sequence[int]) -> str: ...
-
-
-class _Texts(OutputTexts):
-    def __init__(self, model: TokenModel) -> None:
-        self._model = model
-
-    def text(self, hole: SearchHole, output_ids: tuple[int, ...]) -> str:
-        return self._model.text_of(output_ids)
-
-    def is_ended(self, hole: SearchHole, output_ids: tuple[int, ...]) -> bool:
-        return False
-
-
 class _Refusal(RouterError):
     def __init__(self, error: ConstraintRefused) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-async def searched(
-    model: TokenModel, call: BeamsCall
-) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
-    """The answer of a server."""
-    group = _group(call, frozenset((model.end_token_id,)))
-    outcome = _carried_out(BeamSearch(group, _Texts(model)).run(), model, call)
-    yield BeamsAnswer(
-        finish_reason=outcome.reason.value,
-        beams=_states(outcome.beams),
-        candidates=None if outcome.candidates is None else _states(outcome.candidates),
-        has_more=outcome.has_more,
-        num_considered=group.num_considered,
-        ended=_states([place for place, _ in outcome.ended]),
-        dropped=_dropped(outcome),
-    )
+class _Texts(OutputTexts):
+    def __init__(self) -> None: ...
+
+    def text(self, hole: SearchHole, output_ids: tuple[int, ...]) -> str:
+        return text_of(output_ids)
+
+    def is_ended(self, hole: SearchHole, output_ids: tuple[int, ...]) -> bool:
+        return False
 
 
-def _carried_out(
-    search: Search[SearchOutcome], model: TokenModel, call: BeamsCall
-) -> SearchOutcome:
-    try:
-        asks = next(search)
-        while True:
-            results = [_result(model, ask, call.holes[ask.beam.hole], call) for ask in asks]
-            asks = search.send(results)
-    except StopIteration as stop:
-        outcome: SearchOutcome = stop.value
-        return outcome
-
-
-def _dropped(outcome: SearchOutcome) -> tuple[BeamDropped, ...]:
-    return tuple(
-        BeamDropped(_state(place), error.error if isinstance(error, _Refusal) else None)
-        for place, error in outcome.dropped
-    )
-
-
-def _holes(call: BeamsCall) -> tuple[SearchHole, ...]:
+def _group(call: BeamsCall) -> BeamGroup:
     holes = []
     for hole in call.holes:
         constraint = None if hole.call.constraint is None else ANY_TEXT
         request = asking(max_new_tokens=hole.call.max_tokens or _UNBOUNDED, constraint=constraint)
         holes.append(SearchHole(request, hole.is_last))
-    return tuple(holes)
-
-
-def _beam(beam: BeamState) -> Beam:
-    return Beam(
-        hole=beam.hole,
-        output_ids=beam.output,
-        logprob=beam.logprob,
-        num_tokens=beam.num_tokens,
-        output_logprob=beam.output_logprob,
-    )
-
-
-def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> BeamGroup:
+    beams = [
+        Beam(
+            hole=beam.hole,
+            output_ids=beam.output,
+            logprob=beam.logprob,
+            num_tokens=beam.num_tokens,
+            output_logprob=beam.output_logprob,
+        )
+        for beam in call.beams
+    ]
     return BeamGroup(
         width=call.width,
-        holes=_holes(call),
-        beams=tuple(map(_beam, call.beams)),
-        end_token_ids=end_token_ids,
+        holes=tuple(holes),
+        beams=tuple(beams),
+        end_token_ids=frozenset((END,)),
         scoring=BeamScoring(
             length_penalty=call.length_penalty,
             early_stopping=call.early_stopping,
@@ -273,32 +216,18 @@ def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> BeamGroup:
     )
 
 
-def _result(model: TokenModel, ask: Ask, hole: BeamHole, call: BeamsCall) -> AskResult:
-    if isinstance(ask, CheckHole):
-        return EndedHole(model.text_of(ask.beam.output_ids))
-    generate_call = replace(hole.call, sampling=replace(call.sampling, temperature=0.0))
-    try:
-        logprobs = model.next_tokens(generate_call, ask.beam.output_ids)
-    except ConstraintRefused as error:
-        return DeadEnd(_Refusal(error))
-    tops = list(logprobs.items())[: 2 * call.width + 8]
-    return NextTokens(tuple(tops), frozenset((model.end_token_id,)))
-
-
-def _states(places: Sequence[SearchPlace]) -> tuple[BeamState, ...]:
-    return tuple(_state(place) for place in places)
-
-
-def _state(place: SearchPlace) -> BeamState:
-    beam = place.beam
-    return BeamState(
-        hole=beam.hole,
-        output=beam.output_ids,
-        logprob=beam.logprob,
-        num_tokens=beam.num_tokens,
-        output_logprob=beam.output_logprob,
-        text="" if place.closed is None else place.closed.text,
-        is_ended=place.closed is not None,
+def _states(places: Iterable[SearchPlace]) -> tuple[BeamState, ...]:
+    return tuple(
+        BeamState(
+            hole=place.beam.hole,
+            output=place.beam.output_ids,
+            logprob=place.beam.logprob,
+            num_tokens=place.beam.num_tokens,
+            output_logprob=place.beam.output_logprob,
+            text="" if place.closed is None else place.closed.text,
+            is_ended=place.closed is not None,
+        )
+        for place in places
     )
 
 
@@ -334,12 +263,11 @@ def _num_needed(text: str, language: frozenset[str] | None, most: int) -> int:
 
 
 class TreeModel:
-    """`seed` makes another model. `num_asked` counts tokens asked for, `num_searches` BEAMS."""
+    """`seed` makes another model. `num_asked` counts tokens asked for."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
         self.num_asked = 0
-        self.num_searches = 0
 
     def next_logprobs(self, call: GenerateCall, ids: Ids) -> dict[int, float]:
         """Of the legal tokens, the most probable first."""
@@ -409,23 +337,44 @@ class TreeModel:
                 return part
         raise AssertionError
 
-    @property
-    def end_token_id(self) -> int:
-        return END
-
-    def next_tokens(self, call: GenerateCall, output: Ids) -> dict[int, float]:
-        self.num_asked += 1
-        if len(output) >= (call.max_tokens or 99) or END in output:
-            raise InvalidRequest("it has ended", field="output")
-        return self.next_logprobs(call, output)
-
-    def text_of(self, output: Sequence[int]) -> str:
-        return text_of(output)
-
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
-        self.num_searches += 1
-        async for part in searched(self, call):
-            yield part
+        """The answer of a server."""
+        group = _group(call)
+        search = BeamSearch(group, _Texts()).run()
+        try:
+            asks = next(search)
+            while True:
+                asks = search.send([self._result(ask, call) for ask in asks])
+        except StopIteration as stop:
+            outcome: SearchOutcome = stop.value
+        dropped = [
+            BeamDropped(_states([place])[0], error.error if isinstance(error, _Refusal) else None)
+            for place, error in outcome.dropped
+        ]
+        yield BeamsAnswer(
+            finish_reason=outcome.reason.value,
+            beams=_states(outcome.beams),
+            candidates=None if outcome.candidates is None else _states(outcome.candidates),
+            has_more=outcome.has_more,
+            num_considered=group.num_considered,
+            ended=_states(place for place, _ in outcome.ended),
+            dropped=tuple(dropped),
+        )
+
+    def _result(self, ask: Ask, call: BeamsCall) -> AskResult:
+        output = ask.beam.output_ids
+        if isinstance(ask, CheckHole):
+            return EndedHole(text_of(output))
+        asked = call.holes[ask.beam.hole].call
+        self.num_asked += 1
+        if len(output) >= (asked.max_tokens or 99) or END in output:
+            raise InvalidRequest("it has ended", field="output")
+        try:
+            logprobs = self.next_logprobs(replace(asked, sampling=call.sampling), output)
+        except ConstraintRefused as error:
+            return DeadEnd(_Refusal(error))
+        tops = list(logprobs.items())[: 2 * call.width + 8]
+        return NextTokens(tuple(tops), frozenset((END,)))
 
     async def score(self, call: ScoreCall) -> Scores:
         self.num_asked += 1

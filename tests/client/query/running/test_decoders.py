@@ -17,7 +17,6 @@ from client.query import (
     Unsatisfiable,
     argmax,
     run,
-    run_all,
     sample,
 )
 from client.query.api import RunOptions
@@ -34,13 +33,6 @@ def test_argmax_takes_the_most_probable_and_sample_draws() -> None:
     assert argmax().options.sampling == Sampling(temperature=0.0)
     assert sample(2).options.sampling == Sampling(temperature=1.0)
     assert sample(2, tries=4).decoder == IndependentTraces(num_traces=2, tries=4)
-
-
-def test_options_reach_the_requests_sampling() -> None:
-    options = sample(temperature=0.5, top_k=5, top_p=0.9, seed=3, max_tokens=9).options
-
-    assert options.sampling == Sampling(temperature=0.5, top_k=5, top_p=0.9, seed=3)
-    assert options.max_tokens == 9
 
 
 @pytest.mark.parametrize(
@@ -84,20 +76,6 @@ def test_what_changes_no_result_is_passed_over() -> None:
     assert decoding("argmax", (), {"chunksize": 8}).options == argmax().options
 
 
-async def test_a_decoder_that_is_not_there_is_refused_at_its_place() -> None:
-    text = 'best_k(k=4)\n  "[X]"'
-
-    with pytest.raises(BadProgram) as caught:
-        await run(text, model=ScriptedModel(in_turn("yes")))
-
-    assert str(caught.value).splitlines() == [
-        "<query>:1:1: there is no decoder `best_k`; there are argmax, sample, beam; "
-        "use `beam` for the most probable traces",
-        "    best_k(k=4)",
-        "    ^^^^^^^^^^^",
-    ]
-
-
 async def test_more_values_than_servers_take_are_refused_where_they_stand() -> None:
     text = '"[X]" distribution X in map(str, itertools.count())'
 
@@ -113,14 +91,6 @@ def test_the_bounds_are_those_of_servers() -> None:
 def _bound(body: type[BaseModel], field: str) -> object:
     """The most that a field takes."""
     return next(each.le for each in body.model_fields[field].metadata if isinstance(each, Le))
-
-
-async def test_seeds_go_round() -> None:
-    model = ScriptedModel(lambda prompt: ["yes"])
-
-    await run_all('"[X]"', model=model, decoder=sample(2, seed=2**64 - 1))
-
-    assert [call.sampling.seed for call in model.generate_calls] == [2**64 - 1, 0]
 
 
 PICK = '"Why: [WHY] So: [X]" distribution X in ["no", "yessss"]'
@@ -192,13 +162,6 @@ async def test_tokens_that_nobody_counts_are_no_condition(program: str) -> None:
     assert program[caught.value.place.column - 1 :].startswith("tokens(X)")
 
 
-async def test_conditions_restrict_the_support() -> None:
-    text = '"[X]" where X in ["yessss", "perhaps"] distribution X in ["no", "yessss"]'
-    result = await run(text, model=ScriptedModel(in_turn(), liked))
-
-    assert result.distributions["X"].plain == {"yessss": 0.0}
-
-
 async def test_a_support_of_which_nothing_is_allowed_is_impossible() -> None:
     text = '"[X]" where X in ["perhaps"] distribution X in ["no", "yessss"]'
 
@@ -221,12 +184,6 @@ where fits(X, Y) and Y in ["y", "n"]
         ("X", "score"),
         ("Y", "generate"),
     ]
-
-
-async def test_a_type_says_what_the_chosen_text_means() -> None:
-    model = ScriptedModel(in_turn(), lambda prompt, value: -float(value))
-
-    assert (await run('"[X: int]" distribution X in ["3", "12"]', model=model))["X"] == 3
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from client.errors import ServerFailed
-from client.query import ProgramFailed, beam, run, run_all
+from client.query import ProgramFailed, run
 from client.query.running.traces import CLOSING_S, end
 from tests.client.query.running.models import (
     Failing,
     Known,
     ScriptedModel,
     Silent,
-    TreeModel,
     in_turn,
     names_of,
 )
@@ -27,14 +26,6 @@ PATIENCE_S = 0.05
 async def for_ever() -> None:
     while True:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
-
-
-async def in_its_handler() -> None:
-    while True:
-        try:
-            await asyncio.sleep(60)
-        except:  # noqa: E722
             await asyncio.sleep(60)
 
 
@@ -51,7 +42,7 @@ async def _told_at_its_end(awaiting: Coroutine[object, object, None], told: list
         told.append("cleaned up")
 
 
-@pytest.mark.parametrize("stubborn", [for_ever, in_its_handler, whatever_comes])
+@pytest.mark.parametrize("stubborn", [for_ever, whatever_comes])
 # Python tells of a coroutine that takes its very end for a failure; there is no more to be done.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_task_that_swallows_its_cancellation_is_broken_off(
@@ -113,22 +104,6 @@ while known.again():
     except:
         known.tell("caught")
 """,
-    "suppress": """
-import contextlib
-while known.again():
-    with contextlib.suppress(BaseException):
-        "[X]"
-        break
-""",
-    "a handler of cancellations": """
-import asyncio
-while known.again():
-    try:
-        "[X]"
-        break
-    except asyncio.CancelledError:
-        pass
-""",
     "a hole in a finally": """
 try:
     "[X]"
@@ -185,35 +160,6 @@ async def test_a_program_does_not_ask_again_where_its_run_is_cancelled(program: 
     assert known.num_rounds <= MAX_ROUNDS
 
 
-def _in_each_of_some_branches(program: str) -> str:
-    """The program behind a hole where beams fork, each of its holes one of few texts."""
-    lines = program.replace('[X]"', '[X]" where X in ["a", "b"]').replace(
-        '[Y]"', '[Y]" where Y in ["a", "b"]'
-    )
-    fork = '"[FORK]" where FORK in ["a", "b", "ab", "ba", "aab"]\n'
-    return f'{fork}{lines}\n"-[LAST]" where LAST in ["a", "b", "ab"]'
-
-
-@each_program
-@broken_off
-async def test_a_program_does_not_ask_again_where_a_search_drops_its_branch(
-    program: str,
-) -> None:
-    text = _in_each_of_some_branches(program)
-
-    results = await run_all(text, names_of(Known()), model=TreeModel(3), decoder=beam(2))
-
-    assert len(results) == 2
-
-
-async def test_a_program_that_asks_on_is_warned_of() -> None:
-    with (
-        pytest.raises(ServerFailed),
-        pytest.warns(RuntimeWarning, match="is broken off"),
-    ):
-        await run(ASKED_AGAIN["a handler of cancellations"], names_of(Known()), model=Failing())
-
-
 async def test_what_cleans_up_comes_to_its_end() -> None:
     known = Known()
     text = """
@@ -238,28 +184,6 @@ finally:
         await run(text, {"known": known}, model=Failing())
 
     assert known.told == ["a0", "b0", "gone", "a1", "b1", "gone"]
-
-
-async def test_handlers_and_loops_do_in_open_runs_what_they_say() -> None:
-    text = """
-import asyncio
-told = []
-for number in range(3):
-    try:
-        asyncio.current_task().cancel() if number == 1 else None
-        await asyncio.sleep(0)
-    except:
-        asyncio.current_task().uncancel()
-        told.append(number)
-    else:
-        "[X]"
-return told
-"""
-    model = ScriptedModel(in_turn("a", "b"))
-
-    result = await run(text, model=model)
-
-    assert (result.value, result.prompt) == ([1], "ab")
 
 
 async def test_a_program_whose_own_task_is_cancelled_has_failed() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message
+from client.calls import Answer, GenerateCall, GeneratedToken, Message
 from client.errors import ConstraintRefused, Overloaded, ServerFailed
 from client.query import (
     BadProgram,
@@ -29,9 +29,6 @@ from client.query.running.decoding import (
     Span,
     Transcript,
     messages_of,
-    prompt_of,
-    spans_of,
-    text_of,
 )
 from client.query.running.results import State
 from tests.client.query.running.models import ScriptedModel, behind, in_turn
@@ -56,13 +53,6 @@ async def test_a_hole_is_one_request_and_its_text_goes_on_in_the_prompt() -> Non
     assert rows == [("NAME", 3), ("AGE", 4)]
     assert result.usage.num_output_tokens == 7
     assert result.logprob == pytest.approx(-0.7)
-
-
-async def test_a_condition_becomes_the_requests_constraint() -> None:
-    model = ScriptedModel(lambda prompt: ["cow", "dog"])
-
-    assert (await run('"[X]" where X in ["cat", "dog"]', model=model))["X"] == "dog"
-    assert model.generate_calls[0].constraint == Constraint("choice", ["cat", "dog"])
 
 
 async def test_samples_run_side_by_side_each_with_a_seed_of_its_own() -> None:
@@ -244,11 +234,6 @@ async def test_a_query_is_watched_with_its_arguments(name: str) -> None:
     assert states
 
 
-async def test_a_query_given_to_watch_is_told_to_be_watched_by_itself() -> None:
-    with pytest.raises(TypeError, match="has `run`, `run_all` and `watch` of its own"):
-        await anext(watch(shout))  # type: ignore[arg-type]
-
-
 class Endless(ScriptedModel):
     """Never answers; knows whether it is still asked."""
 
@@ -296,28 +281,6 @@ def test_a_prompt_with_roles_is_turns(parts: list[str], turns: list[tuple[str, s
             transcript.say(part)
 
     assert messages_of(transcript.prompt_parts) == tuple(Message(*turn) for turn in turns)
-
-
-def test_without_roles_a_prompt_is_its_text() -> None:
-    transcript = Transcript()
-    transcript.say(" a ")
-    transcript.fill("X", "b\n")
-
-    assert prompt_of(transcript.prompt_parts) == " a b\n"
-
-
-def test_a_cut_takes_spans_and_turns_with_it() -> None:
-    transcript = Transcript()
-    transcript.say("a ")
-    mark = transcript.mark()
-    transcript.turn("user")
-    transcript.fill("X", "b")
-
-    transcript.truncate(mark)
-
-    assert text_of(transcript.prompt_parts) == "a "
-    assert transcript.is_plain
-    assert spans_of(transcript.prompt_parts) == ()
 
 
 async def test_a_role_behind_a_hole_that_was_asked_as_text_is_refused() -> None:
