@@ -284,15 +284,12 @@ async def test_a_model_does_not_control_the_terminal(tmp_path: Path) -> None:
         ('Once choice=["a b","c"]', "Once", {"choice": ["a b", "c"]}),
         ('Once json={"type":"integer"}', "Once", {"json": {"type": "integer"}}),
         ('Once json=\'{"type": "integer"}\'', "Once", {"json": {"type": "integer"}}),
-        ("if x=1 then top_k=3", "if x=1 then", {"top_k": 3}),
-        ("the end is x = 5", "the end is x = 5", {}),
+        ("if a==b then top_k=3", "if a==b then", {"top_k": 3}),
         ("2x=5", "2x=5", {}),
         (r'"two\nlines x=3" seed=1', "two\nlines x=3", {"seed": 1}),
-        ("'it''s'", "'it''s'", {}),
         ('"said" he', '"said" he', {}),
         ("temperature=0.5", None, {"temperature": 0.5}),
         ("temperature= top_k=3", None, {"temperature": None, "top_k": 3}),
-        ("  Once   seed=1  ", "Once", {"seed": 1}),
         ("seed=1 Once", "seed=1 Once", {}),
         ('""', "", {}),
     ],
@@ -308,9 +305,7 @@ def test_a_line_is_a_prompt_and_parameters_at_its_end(
     ("text", "said"),
     [
         ("Once temperature=hot", "temperature must be a number. Given: hot"),
-        ("Once temperature=nan", "temperature must be a number. Given: nan"),
         ("Once max_tokens=1.5", "max_tokens must be a whole number. Given: 1.5"),
-        ("Once stop=[1]", "stop must be a string, or a JSON list of strings. Given: [1]"),
         ("Once stop=[\"a b\", 'c']", "JSON list of strings. Given: [\"a b\", 'c']"),
         ("Once choice=yes", "choice must be a JSON list of strings. Given: yes"),
         ("Once json=[", "json must be a JSON schema. Given: ["),
@@ -345,10 +340,6 @@ def test_two_constraints_exclude_each_other() -> None:
         call_of("Once", {"where": "len(X) < 5", "regex": "a"})
 
 
-def test_a_parameter_that_was_taken_back_is_not_sent() -> None:
-    assert call_of("Once", {"temperature": None}) == GenerateCall(prompt="Once")
-
-
 @given(
     prompt=st.text(alphabet='ab ."', min_size=1).map(lambda text: f"x{text}x"),
     num=st.integers(-5, 5),
@@ -366,13 +357,6 @@ def test_any_line_is_read_or_refused(text: str) -> None:
     except BadInput:
         return
     assert line.prompt is not None or line.parameters
-
-
-def test_a_comparison_at_the_end_is_no_parameter() -> None:
-    line = read_line("is it true that a==b max_tokens=3")
-
-    assert line.prompt == "is it true that a==b"
-    assert line.parameters == {"max_tokens": 3}
 
 
 # Each value is read as far as it goes, without a second try.

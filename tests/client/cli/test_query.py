@@ -267,14 +267,6 @@ def test_conditions_call_the_hole_by_its_name_and_patterns_stay() -> None:
     assert described(Constraint("regex", "X+"), (), "STORY") == "regex: X+"
 
 
-def test_a_prompt_that_is_too_long_for_the_screen_shows_its_end() -> None:
-    view = LiveView(Palette())
-    view.show(state("\n".join(map(str, range(100))) + "\n<end"))
-    lines = shown(view, height=10)
-    assert len(lines) == 8
-    assert lines[-3:] == ["99", "<end█", "  [X]"]
-
-
 @pytest.mark.parametrize("num_traces", [2, 3, 5])
 def test_traces_share_the_screen(num_traces: int) -> None:
     view = LiveView(Palette())
@@ -283,14 +275,6 @@ def test_traces_share_the_screen(num_traces: int) -> None:
     lines = shown(view, height=24)
     assert len(lines) <= 24
     assert [line for line in lines if "█" in line] == [f"<{trace}█" for trace in range(num_traces)]
-
-
-def test_a_notice_stays_until_there_is_something_else() -> None:
-    view = LiveView(Palette())
-    view.show_notice("[loading]")
-    assert shown(view) == ["[loading]"]
-    view.show(state("<a"))
-    assert shown(view) == ["<a█", "  [X]"]
 
 
 def test_control_characters_are_made_visible_and_spans_stay_where_they_are() -> None:

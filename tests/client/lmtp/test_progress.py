@@ -167,17 +167,6 @@ async def test_a_server_that_is_gone_is_noticed_once_and_at_once() -> None:
     assert notice.message.endswith("; trying again")
 
 
-async def test_a_server_that_comes_back_at_its_port_is_found_again() -> None:
-    async with performing(lost_after_three) as scene:
-        model = LmtpModel(scene.url, retry=RetryPolicy(first_pause_s=0.05, max_tries=20))
-        port = int(scene.url.rpartition(":")[2])
-        stream = model.stream(GenerateCall(prompt="Once"))
-        pieces = [(await anext(stream)).text for _ in range(3)]
-    async with performing(rest, port=port), model:
-        pieces += [part.text async for part in stream]
-    assert pieces == [*"abcdef", "abcdef"]
-
-
 async def test_an_overloaded_server_is_waited_for_as_long_as_it_says() -> None:
     async def script(peer: Peer) -> None:
         await peer.greet()

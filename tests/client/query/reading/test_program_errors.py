@@ -19,7 +19,6 @@ from client.query import (
     run,
     run_sync,
 )
-from client.query.errors import TrimmedTracebacks
 from client.query.reading.reader import read
 from tests.client.query.running.models import Failing, ScriptedModel, in_turn, under_caret
 
@@ -63,13 +62,6 @@ async def test_a_method_that_no_text_has_is_told_with_the_one_that_is_meant() ->
         await run('"[X]" where X.starts_with("a")', model=ScriptedModel(lambda prompt: ["a"]))
 
 
-async def test_a_value_may_have_other_methods_than_a_text() -> None:
-    text = '"[X: int][Y]" where X.bit_length() < 9 and int(Y) and Y.bit_length() < 9'
-    result = await run(text, model=ScriptedModel(lambda prompt: ["7"]))
-
-    assert (result["X"], result["Y"]) == (7, 7)
-
-
 async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
     def inner() -> None:
         raise KeyError("no")
@@ -107,13 +99,6 @@ async def test_a_caret_stands_below_what_it_is_about(line: str, caret: str) -> N
     assert str(caught.value).split("\n")[1:] == [f"    {line}", f"    {caret}"]
 
 
-async def test_a_name_like_no_other_is_told_without_a_guess() -> None:
-    with pytest.raises(ProgramFailed) as caught:
-        await run('"{question} [X]"', model=ScriptedModel(lambda prompt: ["a"]))
-
-    assert caught.value.message == "NameError: name 'question' is not defined"
-
-
 async def test_an_option_that_a_decoder_lacks_brings_the_one_that_was_meant() -> None:
     with pytest.raises(BadProgram, match="no option `temprature`; did you mean `temperature`"):
         await run('argmax(temprature=1)\n "[X]"', model=ScriptedModel(lambda prompt: ["a"]))
@@ -122,12 +107,6 @@ async def test_an_option_that_a_decoder_lacks_brings_the_one_that_was_meant() ->
 async def test_a_condition_that_means_nothing_brings_one_that_does() -> None:
     with pytest.raises(BadCondition, match=r"`X\.isdigit` is a method, which has to be called"):
         await run('"[X]" where X.isdigit', model=ScriptedModel(lambda prompt: ["a"]))
-
-
-async def test_a_condition_may_stand_in_front_of_the_prompts() -> None:
-    model = ScriptedModel(lambda prompt: ["aaa", "a"])
-
-    assert (await run('where len(X) < 3\n"Q: [X]"', model=model))["X"] == "a"
 
 
 async def test_what_editors_put_in_front_of_a_file_is_no_part_of_its_program() -> None:
@@ -154,10 +133,8 @@ async def test_a_condition_that_asks_of_no_hole_is_told_with_what_it_is() -> Non
     ("condition", "marked"),
     [
         ("is_short(X)", "is_short(X)"),
-        ("not is_short(X)", "is_short(X)"),
-        ("len(X) < 3 or is_short(X)", "is_short(X)"),
+        ("len(X) < 3 or not is_short(X)", "is_short(X)"),
         ('X in ["a", "long"] and is_short(X)', "is_short(X)"),
-        ('is_short(X) == "yes"', "is_short(X)"),
         ('len(X) < 9 and is_short("it")', 'is_short("it")'),
         ("len(X) < is_short(X)", "is_short(X)"),
         ('X == is_short("it")', 'X == is_short("it")'),
@@ -228,17 +205,6 @@ def test_a_cause_shows_the_programs_own_lines() -> None:
     shown = traceback.extract_tb(cause.__traceback__)
     assert (shown[0].filename, shown[0].lineno) == ("<query>", 2)
     assert shown[1].line == 'raise KeyError("no")'
-
-
-def test_causes_that_go_round_are_gone_round_once() -> None:
-    error, cause = TandemError("the one"), ValueError("the other")
-    cause.__cause__ = error
-
-    with pytest.raises(TandemError) as caught, TrimmedTracebacks():
-        raise error from cause
-
-    assert caught.value is error
-    assert error.__cause__ is cause
 
 
 async def test_results_and_errors_go_to_other_processes() -> None:

@@ -135,15 +135,6 @@ def writing(value: object) -> ScriptedModel:
     return ScriptedModel(lambda prompt: [json.dumps(value)])
 
 
-async def test_it_may_speak_of_other_classes_and_of_names_that_the_program_is_given() -> None:
-    model = writing({"leaves": [{"size": 1, "below": {"leaves": []}}], "mark": {"colour": 7}})
-
-    result = await run(TREES, {"Colour": int}, model=model)
-
-    shown = "Tree(leaves=[Leaf(size=1, below=Tree(leaves=[], mark=None))], mark={'colour': 7})"
-    assert repr(result.value) == shown
-
-
 async def test_programs_side_by_side_mean_classes_of_their_own() -> None:
     models = [writing({"leaves": [], "mark": {"colour": colour}}) for colour in (1, "red")]
     modules = set(sys.modules)

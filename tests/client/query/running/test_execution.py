@@ -79,22 +79,6 @@ async def test_a_task_has_its_time_to_clean_up() -> None:
     assert told == ["cleaned up"]
 
 
-async def test_an_end_that_nobody_waits_for_is_made_at_once() -> None:
-    told: list[str] = []
-    task = asyncio.create_task(_told_at_its_end(for_ever(), told))
-    await asyncio.sleep(0)
-    ending = asyncio.create_task(end(task))
-    await asyncio.sleep(0)
-
-    ending.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await ending
-
-    assert told == ["cleaned up"]
-    await asyncio.wait({task}, timeout=1)
-    assert task.done()
-
-
 ASKED_AGAIN = {
     "a bare except": """
 while known.again():
