@@ -1,17 +1,4 @@
-"""The client's errors, without status codes.
-
-TandemError
-    Unreachable             no server answers at the address
-    ConnectionLost          the connection broke while a reply was due
-    Refused                 the server refuses the request, with a reason
-        InvalidRequest          a field breaks a rule: its name, its value, the rule
-        ConstraintRefused       the constraint is malformed, contradictory or too long
-        ModelNotFound           no such model, or it cannot be loaded
-        Unauthorized            a key is required
-        Overloaded              no room now: `retry_after_s`
-    BadInput                a command line, a typed line or stdin breaks a rule of the commands
-    ServerFailed            an accepted request failed; `is_retryable`: it may succeed later
-"""
+"""The client's errors, without status codes. Those of queries are in `query/errors.py`."""
 
 import copyreg
 from collections.abc import Mapping
@@ -76,7 +63,7 @@ class Refused(TandemError):
 
 
 class InvalidRequest(Refused):
-    """A field breaks its rule."""
+    """A field breaks its rule; the text names the field, its value and the rule."""
 
 
 class ConstraintRefused(Refused):

@@ -240,7 +240,6 @@ class LmtpModel:
             await connection.close()
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
-        """The tokens as they come, then the Answer; closing it early cancels the request."""
         call = replace(call, model=call.model or self._name)
         progress = GenerateProgress(call, draw_seed=self._draw_seed)
         retries = Retries(self._retry, self._say_lost)
@@ -259,7 +258,6 @@ class LmtpModel:
                 await self._wait(error, retries)
 
     async def generate(self, call: GenerateCall) -> Answer:
-        """The whole answer; cancelling the task cancels the request."""
         async with aclosing(self.stream(call)) as stream:
             async for part in stream:
                 if isinstance(part, Answer):
@@ -267,10 +265,7 @@ class LmtpModel:
         raise AssertionError("this is a bug: a stream ended without its Answer")
 
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
-        """A group of beams: reports, then the answer. Closing it early cancels the request.
-
-        A search draws nothing, so a lost one is sent again as it was, with the same results.
-        """
+        # A search draws nothing, so a lost one is sent again as it was, with the same results.
         call = replace(call, model=call.model or self._name)
         retries = Retries(self._retry, self._say_lost)
         while True:
@@ -284,7 +279,6 @@ class LmtpModel:
                 await self._wait(error, retries)
 
     async def score(self, call: ScoreCall) -> Scores:
-        """The log-probabilities of several continuations of one prompt."""
         call = replace(call, model=call.model or self._name)
         retries = Retries(self._retry, self._say_lost)
         while True:

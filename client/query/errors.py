@@ -1,11 +1,4 @@
-"""The errors of queries, as a tree; each has a place in the program if known.
-
-QueryError
-    BadProgram          invalid program: syntax, an unknown clause, a hole without a name
-    BadCondition        invalid `where`: types, an operator under `not`
-    Unsatisfiable       no text can satisfy a hole's `where`, or none within its tokens
-    NotSatisfied        checks failed on every try; `last_value`: of the last try
-    ProgramFailed       the program's own code raised; `__cause__`: its exception
+"""The errors of queries; each has a place in the program if known.
 
 Their tracebacks are without internal frames, which add nothing but dozens of lines to the place:
 
@@ -115,11 +108,11 @@ def _blank(char: str) -> str:
 
 
 class BadProgram(QueryError):
-    """The text is not a valid program."""
+    """The text is not a valid program: syntax, a second clause, a hole without a name."""
 
 
 class BadCondition(QueryError):
-    """A `where` clause is invalid."""
+    """A `where` clause is invalid: types, an operator under `not`."""
 
 
 class Unsatisfiable(QueryError):
@@ -127,7 +120,7 @@ class Unsatisfiable(QueryError):
 
 
 class NotSatisfied(QueryError):
-    """Checks at the end of a hole failed on every try."""
+    """Checks at the end of a hole failed on every try; `last_value`: of the last one."""
 
     def __init__(
         self,

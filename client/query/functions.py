@@ -77,9 +77,7 @@ class Query(Generic[P, R, ValueT]):
         self._choices = choices
         self._function = function
         self.__name__ = self.__qualname__ = program.name
-        signature = _signature(program, function)
-        if signature is not None:
-            self.__signature__ = signature
+        self.__signature__ = _signature(program, function)
         if function is not None:
             # Attributes of the function are not copied.
             update_wrapper(cast("Callable[..., object]", self), function, updated=())
@@ -222,15 +220,9 @@ class QueryDecorator:
 query = QueryDecorator(RunOptions())
 
 
-def _signature(
-    program: Program, function: Callable[..., object] | None
-) -> inspect.Signature | None:
-    """None for a method without `self`: Python reports that when it is called."""
+def _signature(program: Program, function: Callable[..., object] | None) -> inspect.Signature:
     if function is not None:
-        try:
-            return inspect.signature(function)
-        except ValueError:
-            return None
+        return inspect.signature(function)
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature([inspect.Parameter(name, kind) for name in program.parameters])
 

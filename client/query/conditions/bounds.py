@@ -80,7 +80,6 @@ def any_of(parts: Iterable[where.Expression]) -> where.Expression:
 
 
 def opposite(expression: where.Expression) -> where.Expression:
-    """The negation."""
     match expression:
         case where.Constant(value):
             return where.Constant(not value)
@@ -98,7 +97,6 @@ class Bounds:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the condition is expressed exactly."""
         return self.lower == self.upper
 
 
@@ -150,7 +148,6 @@ def exactly(expression: where.Expression | None) -> Bounds:
 
 
 def negated(inner: Bounds) -> Bounds:
-    """The bounds of `not`."""
     return Bounds(opposite(inner.upper), opposite(inner.lower))
 
 
@@ -180,61 +177,45 @@ def measured(
 
     measure: None: float(X), or a hole of that kind
     """
-    what = f"{'float(X)' if measure is None else measure.value} is a number, compared with numbers"
-    value = bare(constant)
-    if relation in FLIPPED:
-        if not is_number(value):
-            raise BadCondition(f"{what}. Given: {described(value)}", place)
-        number = exact_number(constant)
-        if measure is not None:
-            return _bounded(measure, relation, number)
-        if number.is_finite():
-            return numerals_related(relation, number)
-        return _beyond(relation, number, where.IsFloat())
-    numbers = _numbers(value)
-    if relation not in ("in", "not in") or numbers is None:
-        raise BadCondition(f"{what}. Given: {relation} {described(value)}", place)
-    if measure is None:
-        is_one = numerals_among(map(exact_number, numbers))
-    else:
-        is_one = _among(measure, numbers)
-    if relation == "in":
-        return is_one
     # A text that is no number satisfies no comparison.
-    if measure is None:
-        return where.And((where.IsFloat(), opposite(is_one)))
-    return (
-        where.And((where.IsInt(), opposite(is_one)))
-        if measure is where.Measure.INT
-        else opposite(is_one)
-    )
+    always: where.Expression = where.IsFloat() if measure is None else TRUE
+    if measure is where.Measure.INT:
+        always = where.IsInt()
+    value = bare(constant)
+    if relation in FLIPPED and is_number(value):
+        return _bounded(measure, relation, exact_number(constant), always)
+    numbers = _numbers(value) if relation in ("in", "not in") else None
+    if numbers is None:
+        shown = "float(X)" if measure is None else measure.value
+        what = f"{shown} is a number, compared with numbers"
+        raise BadCondition(f"{what}. Given: {relation} {described(value)}", place)
+    is_one = _among(measure, numbers, always)
+    return is_one if relation == "in" else all_of((always, opposite(is_one)))
 
 
-def _bounded(measure: where.Measure, relation: str, bound: Decimal) -> where.Expression:
-    """The measure is a whole number, the bound any number."""
-    is_int = measure is where.Measure.INT
-    always: where.Expression = where.IsInt() if is_int else where.Constant(True)
+def _bounded(
+    measure: where.Measure | None, relation: str, bound: Decimal, always: where.Expression
+) -> where.Expression:
+    """A comparison with any number; `always`: whatever number the measure is."""
     if not bound.is_finite():
-        return _beyond(relation, bound, always)
-    if bound != bound.to_integral_value():
-        if relation in ("==", "!="):
-            return where.Constant(False) if relation == "==" else always
-        relation, whole = ("<=", math.floor(bound)) if "<" in relation else (">=", math.ceil(bound))
-    else:
+        is_beyond = not bound.is_nan() and relation[0] == ("<" if bound > 0 else ">")
+        return always if is_beyond or relation == "!=" else FALSE
+    if measure is None:
+        return numerals_related(relation, bound)
+    if bound == bound.to_integral_value():
         whole = int(bound)
+    elif relation in ("==", "!="):
+        return FALSE if relation == "==" else always
+    else:
+        relation, whole = ("<=", math.floor(bound)) if "<" in relation else (">=", math.ceil(bound))
+    is_int = measure is where.Measure.INT
     if not is_int and (whole < 0 or (whole == 0 and relation in ("<", ">="))):
         return where.Constant(relation in (">", ">=", "!="))
     if abs(whole) <= MAX_BOUND:
         return where.Compare(measure, where.Relation(relation), whole)
     if is_int:
-        return where.And((where.IsInt(), numerals_related(relation, Decimal(whole))))
+        return where.And((always, numerals_related(relation, Decimal(whole))))
     return where.Constant(relation in ("<", "<=", "!="))
-
-
-def _beyond(relation: str, bound: Decimal, always: where.Expression) -> where.Expression:
-    """Comparison with infinity or NaN."""
-    wanted = ("!=",) if bound.is_nan() else ("!=", "<", "<=") if bound > 0 else ("!=", ">", ">=")
-    return always if relation in wanted else where.Constant(False)
 
 
 def _numbers(value: object) -> range | list[object] | None:
@@ -247,15 +228,18 @@ def _numbers(value: object) -> range | list[object] | None:
     return numbers if all(map(is_number, numbers)) else None
 
 
-def _among(measure: where.Measure, numbers: range | list[object]) -> where.Expression:
-    if isinstance(numbers, range) and numbers.step == 1 and numbers:
-        low = _bounded(measure, ">=", Decimal(numbers[0]))
-        return where.And((low, _bounded(measure, "<=", Decimal(numbers[-1]))))
-    bounds = [exact_number(number) for number in numbers]
+def _among(
+    measure: where.Measure | None, numbers: range | list[object], always: where.Expression
+) -> where.Expression:
+    if measure is not None and isinstance(numbers, range) and numbers.step == 1 and numbers:
+        low = _bounded(measure, ">=", Decimal(numbers[0]), always)
+        return where.And((low, _bounded(measure, "<=", Decimal(numbers[-1]), always)))
+    bounds = [number for number in map(exact_number, numbers) if number.is_finite()]
+    if measure is None:
+        return numerals_among(bounds)
     if measure is where.Measure.INT and len(bounds) > 1:
-        finite = (bound for bound in bounds if bound.is_finite())
-        return where.And((where.IsInt(), numerals_among(finite)))
-    return any_of(_bounded(measure, "==", bound) for bound in bounds)
+        return where.And((always, numerals_among(bounds)))
+    return any_of(_bounded(measure, "==", bound, always) for bound in bounds)
 
 
 # The hole itself
@@ -339,7 +323,7 @@ def _member(kind: HoleKind, constant: object, place: Place) -> where.Expression 
     if text is not None:
         return _substring_of(text)
     if kind.name == INT.name and isinstance(constant, range):
-        return _among(where.Measure.INT, constant)
+        return _among(where.Measure.INT, constant, where.IsInt())
     items = _items(constant, place)
     numbers = [item for item in items if is_number(item)]
     if numbers and kind.python is str:
@@ -375,8 +359,6 @@ def _substring_of(text: str) -> where.Expression | None:
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A known side."""
-
     value: object
 
 

@@ -46,24 +46,18 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """All parts hold."""
-
     parts: tuple["Term", ...]
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one part holds."""
-
     parts: tuple["Term", ...]
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The part does not hold."""
-
     part: "Term"
     place: Place
 
@@ -312,46 +306,38 @@ def term(place: Place | None, value: object) -> Term:
 
 
 def ref(place: Place, name: str) -> Term:
-    """A hole's value."""
     return Ref(name, place)
 
 
 def all_(place: Place, *parts: Callable[[], object]) -> Term:
-    """`and`."""
-    held: list[Term] = []
-    for part in parts:
-        made = term(place, part())
-        if isinstance(made, Value):
-            if not made.value:
-                return Value(False)
-            continue
-        held.append(made)
-    return _joined(place, held, All, neutral=True)
+    return _joined(place, parts, All, neutral=True)
 
 
 def any_(place: Place, *parts: Callable[[], object]) -> Term:
-    """`or`."""
-    held: list[Term] = []
-    for part in parts:
-        made = term(place, part())
-        if isinstance(made, Value):
-            if made.value:
-                return Value(True)
-            continue
-        held.append(made)
-    return _joined(place, held, AnyOf, neutral=False)
+    return _joined(place, parts, AnyOf, neutral=False)
 
 
 def _joined(
-    place: Place, parts: list[Term], kind: type[All] | type[AnyOf], *, neutral: bool
+    place: Place,
+    parts: Sequence[Callable[[], object]],
+    kind: type[All] | type[AnyOf],
+    *,
+    neutral: bool,
 ) -> Term:
-    if not parts:
+    """Evaluates the parts, as far as Python would."""
+    held: list[Term] = []
+    for part in parts:
+        made = term(place, part())
+        if not isinstance(made, Value):
+            held.append(made)
+        elif bool(made.value) is not neutral:
+            return Value(not neutral)
+    if not held:
         return Value(neutral)
-    return parts[0] if len(parts) == 1 else kind(tuple(parts), place)
+    return held[0] if len(held) == 1 else kind(tuple(held), place)
 
 
 def not_(place: Place, part: object) -> Term:
-    """`not`."""
     made = term(place, part)
     return Value(not made.value) if isinstance(made, Value) else Not(made, place)
 
@@ -370,12 +356,10 @@ def calculated(place: Place, left: object, symbol: str, right: object, text: str
 
 
 def called(place: Place, operator: str, *arguments: object) -> Term:
-    """An operator of the language."""
     return Called(operator, tuple(term(place, argument) for argument in arguments), place)
 
 
 def opaque(
     place: Place, names: tuple[str, ...], function: Callable[..., object], text: str
 ) -> Term:
-    """Any other Python expression about holes."""
     return Opaque(names, function, place, text)

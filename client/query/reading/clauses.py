@@ -12,6 +12,7 @@ another clause. Behind a prompt, `where` and `distribution` are the prompt's own
 follows it are the program's. Keywords are told from variables of the same name, as in `where = 3`.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,8 @@ _USES_OF_A_NAME = frozenset({".", ",", ":", "=", ":=", ";", ")"})
 
 def is_import(tokens: Sequence[Token], index: int) -> bool:
     """Whether `from` begins an import: `import` follows on its line."""
-    return any(token.is_name("import") for token in rest_of_line(tokens, index + 1))
+    line = itertools.takewhile(lambda token: not token.begins, tokens[index + 1 :])
+    return any(token.is_name("import") for token in line)
 
 
 def begins_where(tokens: Sequence[Token], index: int) -> bool:
@@ -71,14 +73,6 @@ def _is_variable(tokens: Sequence[Token], index: int) -> bool:
     return following.is_op(*_USES_OF_A_NAME) or (
         following.text.endswith("=") and following.text not in {"==", "!=", "<=", ">="}
     )
-
-
-def rest_of_line(tokens: Sequence[Token], index: int) -> Sequence[Token]:
-    """The tokens from here to the end of the logical line."""
-    stop = index
-    while stop < len(tokens) and not tokens[stop].begins:
-        stop += 1
-    return tokens[index:stop]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,6 @@ from client.query.reading.nodes import (
     SCOPES,
     Nodes,
     arguments_of,
-    check_is_free,
     expression,
     load,
     names_bound,
@@ -148,17 +147,8 @@ class Body:
                 )
             case ast.Yield() | ast.YieldFrom() if is_own:
                 raise self._nodes.bad("`yield` cannot stand in a program", node)
-            case ast.Name():
-                check_is_free(self._text, node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._check_function(node)
-            case ast.ImportFrom(module="__future__"):
-                raise self._nodes.bad(
-                    "`from __future__` in a program: put types in quotes instead", node
-                )
-            case ast.alias(name="*"):
-                # Python's message would say that it is allowed in modules only, which misleads.
-                raise self._nodes.bad("`*` in a program: write the names that you import", node)
         for child in ast.iter_child_nodes(node):
             self._read(child, is_own=is_own and not isinstance(node, SCOPES))
 

@@ -9,8 +9,7 @@ from typing import TypeVar
 from client.query.errors import BadProgram, Place, Source
 from client.query.reading.text import Fragment, SourceSpan, Text
 
-# The names of the helpers in generated code; holes cannot have them. They end with underscores,
-# so Python does not mangle them in classes.
+# The names of the helpers in generated code, which programs leave alone.
 CALLS = "__tandem"
 BUILD = "__tandem_build"
 CONTEXT = "__tandem_context__"
@@ -185,18 +184,7 @@ def expression(text: Text, fragment: Fragment, what: str) -> ast.expr:
         raise text.bad(f"{what}: an expression is missing", fragment.offsets[0])
     tree = _parsed(text, fragment, ("(", "\n)"), "eval", what)
     assert isinstance(tree, ast.Expression)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            check_is_free(text, node)
     return tree.body
-
-
-def check_is_free(text: Text, node: ast.Name) -> None:
-    """Raises BadProgram for a name that generated code reserves."""
-    if node.id.startswith(CALLS):
-        start = text.offset_of_bytes(node.lineno, node.col_offset)
-        end = text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
-        raise text.bad(f"the name {node.id} is taken", SourceSpan(start, end))
 
 
 def statements(text: Text, fragment: Fragment) -> list[ast.stmt]:

@@ -1,6 +1,5 @@
 """Gives errors, and exceptions of a program's own code, their places in the program."""
 
-import builtins
 import os
 import re
 import sysconfig
@@ -95,8 +94,6 @@ def _hint(error: Exception, program: Program) -> str:
     found = _innermost(error, program)
     if name is None or found is None or found.tb_next is not None:
         return meant_by(error, ())
-    if name in program.hole_names and hasattr(builtins, name):
-        return f"; the hole [{name}] hides Python's own `{name}`: call the hole otherwise"
     if name in program.hole_names:
         return f"; the hole [{name}] is not filled yet"
     if found.tb_frame.f_code in set(_codes_of(program.model)):

@@ -62,12 +62,6 @@ _METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
 _OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
 # Values that are true in Python if they are not empty.
 _NO_CONDITIONS = (ast.List, ast.Set, ast.Dict, ast.JoinedStr, ast.Lambda, ast.GeneratorExp)
-_REFUSED = {
-    ast.Await: "`await`",
-    ast.Yield: "`yield`",
-    ast.YieldFrom: "`yield`",
-    ast.NamedExpr: "`:=`",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,6 @@ class WhereClauses:
         `variables`: holes that the program assigns, too: here their names are Python's.
         """
         self._holes = self._all_holes - variables
-        self._check(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
@@ -113,23 +106,6 @@ class WhereClauses:
         made = self._nodes.term("term", span, self._condition(part))
         function = self._nodes.at(lambda_of((), made), span)
         return Conjunct(frozenset(self._named(part)), function)
-
-    def _check(self, condition: ast.expr) -> None:
-        for node in ast.walk(condition):
-            for kind, shown in _REFUSED.items():
-                if isinstance(node, kind) and isinstance(node, ast.expr):
-                    raise self._nodes.bad(f"{shown} cannot stand in a condition", node)
-            if isinstance(node, ast.Call) and self._all_holes.isdisjoint(names_used(node)):
-                self._check_operator(node)
-
-    def _check_operator(self, call: ast.Call) -> None:
-        """Refuse an operator without a hole, unless Python has a function of that name."""
-        name = self._operator(call)
-        if name is None or name in _OPERATORS_OF_PYTHON:
-            return
-        holes = ", ".join(sorted(self._holes)) or "none"
-        shown = ast.unparse(call.func)
-        raise self._nodes.bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
 
     def _check_is_condition(self, node: ast.expr) -> None:
         """Raises for a condition that is always true, which is probably a mistake."""
@@ -467,8 +443,6 @@ class _Reader:
             )
         if keyword.iskeyword(name):
             raise self._bad(f"'{name}' is a word of Python's and cannot name a hole", start, stop)
-        if name.startswith("__tandem"):
-            raise self._bad(f"the name '{name}' is taken", start, stop)
 
     # Parts of the text
 

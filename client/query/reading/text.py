@@ -188,8 +188,6 @@ def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
         shown = text.text[offset : offset + 1] or " "
     if shown.lstrip("rRbBuUfF")[:1] in {"'", '"'}:
         return text.bad("a string that is not closed on its line", offset)
-    if shown[:1] == "\\":
-        return text.bad("a backslash with something behind it on its line", offset)
     return text.bad(f"the character {shown[0]!r} means nothing here", offset)
 
 

@@ -159,12 +159,9 @@ def beam(
     max_len: int | None = None,
     normalised: bool = False,
 ) -> Decoding:
-    """Beam search over the whole program: the `n` most probable traces, best first.
+    """Beam search over the whole program: the `n` most probable traces, best first; see `Beam`.
 
-    A trace's score is its log-probability / (its tokens ** length_penalty). `early_stopping`: True
-    stops as soon as n traces have ended, False when no other can be better at its present length,
-    "never" when none can be better at any length up to `max_len`. Stop phrases work as with
-    `stops="exact"`.
+    Stop phrases work as with `stops="exact"`.
     """
     return _decoding("beam", locals())
 

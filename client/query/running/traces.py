@@ -696,13 +696,10 @@ class Traces:
 class AtHole:
     """A trace that waits for the text of a hole.
 
-    index:           the number under which the trace was started
-    query, source:   of the program with the hole
-    call:            the one request that fills the hole; not for a distribution
-    score_call:      for a distribution, the one request that scores its support; else None
-    has_outer_conditions: conditions mention the hole that this nested query fills
-    is_last:         every text that its call allows ends the trace
-    suspended_runs:  the run that waits there, until an answer resumes it
+    index:       the number under which the trace was started
+    call:        the one request that fills the hole; not for a distribution
+    score_call:  for a distribution, the one request that scores its support; else None
+    is_last:     every text that its call allows ends the trace
     """
 
     def __init__(

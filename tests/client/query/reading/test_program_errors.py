@@ -31,7 +31,6 @@ NAMES = [
     ('print(X)\n"[X]"', "the hole [X] is not filled yet", "X"),
     ('"{X}[X]"', "the hole [X] is not filled yet", "X"),
     ('x = "Q: [X]"\nreturn X', "the string with [X] is no prompt", "X"),
-    ('"[int: int]"', "the hole [int] hides Python's own `int`", "int"),
     ('argmax\n "[X]"\nfrom gpt2', "the name of a model is a string", "gpt2"),
 ]
 CALLS = [
