@@ -283,12 +283,6 @@ def test_control_characters_are_made_visible_and_spans_stay_where_they_are() -> 
     assert [(span.start, span.end) for span in text.spans] == [(4, 5)]
 
 
-def test_long_constraints_are_cut_and_stand_in_one_line() -> None:
-    said = described(Constraint("lark", "start: a\n" * 100), (), "X")
-    assert said.startswith("lark: start: a start: a")
-    assert len(said) < 320
-
-
 def test_the_outcome_names_variables_values_and_shares() -> None:
     choice = Choice(plain={"no": -1.5, "yes": -0.25}, normalised={"no": -0.75, "yes": -0.625})
     result: Result[object] = Result(

@@ -116,20 +116,6 @@ async def test_a_failure_that_may_pass_is_tried_again_on_the_same_socket() -> No
     assert answer.text == "abcdef"
 
 
-async def test_a_lasting_failure_is_raised_after_the_last_try() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.greet()
-        for _ in range(4):
-            body = await peer.expect("GENERATE")
-            await peer.fail(body["stream_id"], "generation", retryable=True)
-        await peer.until_closed()
-
-    async with performing(script) as scene, LmtpModel(scene.url, retry=QUICK) as model:
-        with pytest.raises(ServerFailed, match="it went wrong"):
-            await model.generate(GenerateCall(prompt="Once"))
-        assert len(scene.peers[0].received) == 5
-
-
 async def test_tokens_renew_the_tries() -> None:
     async def one_more(peer: Peer) -> None:
         await peer.greet()

@@ -36,23 +36,6 @@ async def test_a_query_asks_itself_and_others_that_come_after_it() -> None:
     assert await pair()(2) == "21100."
 
 
-async def test_its_own_name_is_the_new_query_where_another_had_it() -> None:
-    made = []
-    for last in "ab":  # noqa: B007
-
-        @query(model=MODEL)
-        async def climb(n: int) -> object:
-            """
-            if n: "[X: climb(n - 1)]"
-            else: X = last
-            return f"{n}{X}"
-            """
-
-        made.append(climb)
-
-    assert [await each(1) for each in made[1:]] == ["10b"]
-
-
 async def test_a_name_that_is_bound_too_late_is_none() -> None:
     def made(is_bound: bool) -> AsyncQuery[[], object, object]:
         @query(model=MODEL)
@@ -155,17 +138,6 @@ async def test_a_variable_begins_with_what_it_has_outside(
     result = await run(text, given, model=ScriptedModel(lambda prompt: ["aaa", "a"]))
 
     assert result.prompt == prompt
-
-
-async def test_each_run_begins_with_them_anew() -> None:
-    given = {"n": 1}
-    text = 'n = n + 1\n"[X]" where X in ["a", "b"] and fits(X, Y)\n"[Y]" where Y in ["c"]\nreturn n'
-    names = {**given, "fits": lambda x, y: x == "b"}
-
-    result = await run(text, names, model=ScriptedModel(lambda prompt: ["a", "b", "c"]))
-
-    assert result.value == 2
-    assert given == {"n": 1}
 
 
 @pytest.mark.parametrize(

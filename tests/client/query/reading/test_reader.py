@@ -88,29 +88,6 @@ def test_a_function_of_the_module_is_no_operator() -> None:
             raise AssertionError(term)
 
 
-def test_a_body_sees_variables_around_it_as_they_are_then() -> None:
-    size = 1
-
-    async def inner() -> None:
-        f"{size} [X]"  # noqa: B021
-
-    program = read_function(inner)
-    size = 2
-    assert ran(program)[0] == ["2 ", "[X]"]
-
-
-def test_a_docstring_sees_values_around_it_that_it_is_given() -> None:
-    allowed = ["a", "b"]  # noqa: F841
-
-    async def inner() -> None:
-        """
-        "[X]" where X in allowed
-        """
-
-    program = read_function(inner, around=inspect.currentframe())
-    assert ran(program)[0] == ["[X] where X in ['a', 'b']"]
-
-
 @dataclass(frozen=True)
 class Held:
     """What `@query` makes, as far as reading knows it."""
@@ -160,12 +137,6 @@ def test_a_template_takes_the_names_that_it_uses() -> None:
     assert program.parameters == ("text", "other", "most")
     record, _ = ran(program, "x", [1], most=7)
     assert record == ["Sum up x: ", "[S] where len(S) < 7", " 1 [1]"]
-
-
-def test_a_template_is_a_value_with_its_escapes_read() -> None:
-    program = read_template('a\n"""\\n\r\n[X] {y}', namespace={"y": 3})
-    assert program.parameters == ()
-    assert ran(program)[0] == ['a\n"""\\n\r\n', "[X]", " 3"]
 
 
 def test_an_error_of_the_programs_code_is_pointed_at() -> None:

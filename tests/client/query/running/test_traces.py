@@ -3,7 +3,6 @@
 import pytest
 
 from client.query import (
-    BadCondition,
     BadProgram,
     F,
     Unsatisfiable,
@@ -99,24 +98,6 @@ async def test_a_later_condition_means_what_the_variable_holds(condition: str, n
 
 
 @pytest.mark.parametrize(
-    ("condition", "message"),
-    [
-        ("M > N and M < 200", r"`int\(M\) > 300` and `int\(M\) < 200`"),
-        ("N < 5 and M > 5", "that asks of no hole is False"),
-        ("f(N) and M > 5", "that asks of no hole is False"),
-    ],
-)
-async def test_what_the_new_value_excludes_is_an_error(condition: str, message: str) -> None:
-    text = f'"> [N: int]" where 1 <= N <= 3\nN = N * 100\n" [M: int]" where {condition}'
-
-    with pytest.raises(Unsatisfiable, match=message) as caught:
-        await run(text, {"f": lambda n: n < 5}, model=ScriptedModel(lambda prompt: NUMBERS))
-
-    assert caught.value.place is not None
-    assert caught.value.place.line == 3
-
-
-@pytest.mark.parametrize(
     "binding",
     [
         "N += 97",
@@ -153,14 +134,6 @@ async def test_what_a_prompt_said_of_its_own_hole_is_checked_on_what_filled_that
     model = ScriptedModel(behind(a=["xx"], b=["", "yyy"]))
 
     assert (await run(text, model=model))["B"] == "yyy"
-
-
-async def test_a_variable_that_is_assigned_has_words_and_no_tokens() -> None:
-    text = '"[A]"\nA = A.strip()\n" [B]" where len(B) < len(words(A))'
-
-    assert (await found(text, " x y z ", "yyy", "yy"))["B"] == "yy"
-    with pytest.raises(BadCondition, match="only holes have tokens, a string has none"):
-        await found(text.replace("words", "tokens"), " x ", "y")
 
 
 async def test_a_step_back_and_every_beam_have_values_of_their_own() -> None:
