@@ -20,7 +20,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from itertools import chain
 from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
@@ -29,7 +28,6 @@ from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
 from constraints.grammars.lark import Word, special_id, words
 from constraints.guiding.completion import CompletionHints
-from constraints.regex.char_sets import NUM_CODE_POINTS, SURROGATES
 from constraints.regex.look_around import conjuncts, looks_around
 from constraints.regex.syntax import (
     Chars,
@@ -84,15 +82,10 @@ def example_text(pattern: Pattern, known: Mapping[str, str] = {}) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _char_of(chars: Chars) -> str | None:
-    """Its only character, one that is liked, or one at an edge of its ranges."""
-    only = [chr(first) for first, last in chars.ranges[:1] if first == last]
-    step = int(chars.negated)
-    codes = [code for low, high in chars.ranges for code in (low - step, high + step)]
-    edges = (chr(code) for code in codes if 0 <= code < NUM_CODE_POINTS)
-    for char in chain(only, LIKED, edges):
-        if has(chars, char) and not SURROGATES[0] <= ord(char) <= SURROGATES[1]:
-            return char
-    return None
+    """A character of the set, one that is liked where it has one."""
+    liked = next((char for char in LIKED if has(chars, char)), None)
+    edges = (code for code, _ in chars.ranges if not 0xD800 <= code <= 0xDFFF)
+    return liked or next(map(chr, edges), None)
 
 
 # The shortest text that is valid by every definition.

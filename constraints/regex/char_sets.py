@@ -18,10 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import pairwise
-from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -289,34 +289,37 @@ def _labels_at(partition: Partition, code_points: Row) -> Row:
 
 
 @cache
-def python_class(name: str) -> Ranges:
-    r"""The code points of \d or \w in this Python."""
+def class_of(name: str) -> Ranges:
+    r"""The code points of a class: \d and \w in this Python, a property such as \p{L}.
+
+    Raises regex.error: there is no such property.
+    """
+    engine = regex if name.startswith(r"\p") else re
     code_points = np.arange(NUM_CODE_POINTS, dtype="<u4")
     everything = code_points.tobytes().decode("utf-32-le", "surrogatepass")
-    return tuple((run.start(), run.end() - 1) for run in re.finditer(f"{name}+", everything))
+    return tuple((run.start(), run.end() - 1) for run in engine.finditer(f"{name}+", everything))
+
+
+# Behind these no code point has another case.
+_MAX_CASED = 0x1F000
 
 
 @cache
-def general_category(name: str) -> Ranges:
-    """The code points of one of Unicode's general categories, such as L and Lu."""
-    codes = [code for code in range(NUM_CODE_POINTS) if category(chr(code)).startswith(name)]
-    return united([((code, code),) for code in codes])
+def _cased() -> str:
+    """The characters that have another case."""
+    every = map(chr, range(_MAX_CASED))
+    return "".join(c for c in every if not c.lower() == c.upper() == c.casefold() == c)
 
 
-@cache
-def _cased() -> tuple[int, ...]:
-    """The code points that have another case."""
-    every = map(chr, range(NUM_CODE_POINTS))
-    return tuple(ord(c) for c in every if not c.lower() == c.upper() == c.casefold() == c)
-
-
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
-    """All characters that match one of these when case is ignored."""
+    """All characters that match one of these when case is ignored; at least one is given."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and chr(ranges[0][0]) not in _cased():
+        return ranges
     members = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
     flags = re.IGNORECASE | (re.ASCII if is_ascii else re.UNICODE)
-    matches = re.compile(f"[{members}]", flags).match
-    return united([ranges, *(((code, code),) for code in _cased() if matches(chr(code)))])
+    others = re.findall(f"[{members}]", _cased(), flags)
+    return united([ranges, *(((ord(each), ord(each)),) for each in others)])
 
 
 def united(several: Iterable[Ranges]) -> Ranges:

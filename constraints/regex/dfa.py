@@ -36,7 +36,6 @@ from constraints.regex.syntax import (
     Pattern,
     Repeat,
     WordBoundary,
-    members,
     parse,
 )
 
@@ -217,8 +216,8 @@ class NfaBuilder:
         match pattern:
             case Empty():
                 return start
-            case Chars():
-                return self.edge(self._set(members(pattern)), start)
+            case Chars(ranges):
+                return self.edge(self._set(ranges), start)
             case Concat(parts):
                 for part in parts:
                     start = self.add(part, start)
@@ -231,7 +230,7 @@ class NfaBuilder:
                 return self._anchor(pattern, start)
             case WordBoundary(word, is_negated, fits_empty):
                 pairs = _ALL_PAIRS - _ONE_SIDE if is_negated else _ONE_SIDE
-                return self._boundary(members(word), pairs, start, fits_empty)
+                return self._boundary(word.ranges, pairs, start, fits_empty)
             case Look():
                 return self._look(pattern, start)
         raise AssertionError(f"{pattern} is for grammars alone")

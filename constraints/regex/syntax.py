@@ -4,30 +4,29 @@ Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor | WordBoundary | Loo
 
 The two differ in the meaning of \d, \w, \s, `.`, `$` and \B, in a few escapes and in braces.
 Python's classes follow the Unicode version of this Python; ECMA 262's \d and \w are ASCII only.
-What is not regular (backreferences, atomic groups) is refused here, where its place is known. Lazy
-repeats match the same whole texts as greedy ones.
-
-Which characters are equal when a pattern ignores case: the engine follows Unicode. Python has more
-(four of them equal `i`) and fewer: with `(?ai)` only the letters of ASCII, and a class like `\w`
-applies to the character itself, not to its other case.
+What is not regular (backreferences, atomic groups) is refused here, where its place is known, and
+what hardly anyone writes (comments, octal numbers, names of characters). Lazy repeats match the
+same whole texts as greedy ones. Which characters are equal when a pattern ignores case is Python's
+rule in both; there a class like `\w` applies to the character itself, not to its other case.
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
-from constraints.errors import ConstraintError, NotEnforced, complaint
+import regex
+
+from constraints.errors import ConstraintError, NotEnforced, TooComplex, complaint
 from constraints.regex.char_sets import (
     NUM_CODE_POINTS,
     WHITESPACE,
     Ranges,
+    class_of,
     complement,
-    general_category,
+    encodable,
     in_any_case,
-    python_class,
     united,
 )
 
@@ -39,16 +38,9 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    r"""One character of a set: code points, and other sets.
-
-    ranges:    (first, last) code points
-    named:     sets within it, and `\d` and `\w` of Python or properties such as `\p{L}`
-    """
+    """One character of a set: (first, last) code points, sorted."""
 
     ranges: Ranges
-    named: "tuple[str | Chars, ...]" = ()
-    negated: bool = False
-    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +120,7 @@ Pattern = (
 )
 
 EMPTY = Empty()
-ANY = Chars((), negated=True)
+ANY = Chars(((0, NUM_CODE_POINTS - 1),))
 
 
 def children(pattern: Pattern) -> tuple[Pattern, ...]:
@@ -175,58 +167,21 @@ def has_looks(pattern: Pattern) -> bool:
     return is_look or any(map(has_looks, children(pattern)))
 
 
+@lru_cache(maxsize=1024)
 def written_set(chars: Chars) -> str:
     """A set in the engine's syntax; characters are written as numbers, so none is special."""
+    if chars == ANY:
+        return "(?s:.)"
     members = "".join(
         rf"\x{{{first:X}}}" if first == last else rf"\x{{{first:X}}}-\x{{{last:X}}}"
-        for first, last in chars.ranges
-    ) + "".join(
-        written_set(each) if isinstance(each, Chars) else _OF_ENGINE.get(each, each)
-        for each in chars.named
+        for first, last in encodable(chars.ranges)
     )
-    if not members:
-        return "(?s:.)" if chars.negated else r"[^\x{0}-\x{10FFFF}]"
-    written = f"[{'^' if chars.negated else ''}{members}]"
-    return f"(?i:{written})" if chars.folded else written
-
-
-@lru_cache(maxsize=4096)
-def members(chars: Chars) -> Ranges:
-    """The code points of a set. Raises NotEnforced for what only the engine knows."""
-    found = united([chars.ranges, *map(_members_of, chars.named)])
-    if chars.folded and found:
-        found = in_any_case(found, False)
-    return complement(found) if chars.negated else found
-
-
-def _members_of(named: str | Chars) -> Ranges:
-    if isinstance(named, Chars):
-        return members(named)
-    if named in _OF_ENGINE:
-        return python_class(named)
-    found = general_category(named.removeprefix(r"\p{").removesuffix("}"))
-    if not found:
-        raise NotEnforced(f"`{named}` is not known beside what looks around")
-    return found
+    return f"[{members}]" if members else r"[^\x{0}-\x{10FFFF}]"
 
 
 def has(chars: Chars, char: str) -> bool:
     """Whether the set has the character."""
-    spellings = {char, char.lower(), char.upper()} if chars.folded else {char}
-    return chars.negated != any(
-        any(first <= ord(each) <= last for first, last in chars.ranges)
-        or any(_is_in(named, each) for named in chars.named)
-        for each in spellings
-        if len(each) == 1
-    )
-
-
-def _is_in(named: str | Chars, char: str) -> bool:
-    if isinstance(named, Chars):
-        return has(named, char)
-    if named in _OF_ENGINE:
-        return re.match(named, char) is not None
-    return unicodedata.category(char).startswith(named.removeprefix(r"\p{").removesuffix("}"))
+    return any(first <= ord(char) <= last for first, last in chars.ranges)
 
 
 class Dialect(Enum):
@@ -246,10 +201,8 @@ _ECMA_SPACE: Ranges = (
     *((first, last) for first, last in WHITESPACE if first >= 0xA0),
     (0xFEFF, 0xFEFF),
 )
-# Code points that this Python knows; excludes newer letters of the engine's tables.
-_AGE = rf"\p{{age:{unicodedata.unidata_version.rsplit('.', 1)[0]}}}"
-# Python's classes in the engine's syntax.
-_OF_ENGINE = {r"\d": rf"[\p{{Nd}}&&{_AGE}]", r"\w": rf"[_[\p{{L}}\p{{N}}]&&{_AGE}]"}
+_NEWLINE: Ranges = ((10, 10),)
+_ECMA_LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11}
 
 
@@ -261,7 +214,6 @@ class Flags:
     dot_all: bool = False
     ascii: bool = False
     of_lines: bool = False
-    verbose: bool = False
 
     def switched(self, letters: str, on: bool) -> "Flags":
         return Flags(
@@ -269,53 +221,24 @@ class Flags:
             on if "s" in letters else self.dot_all,
             on if "a" in letters else self.ascii and not (on and "u" in letters),
             on if "m" in letters else self.of_lines,
-            on if "x" in letters else self.verbose,
         )
-
-
-_CASE_DISTANCE = 0x20
-_LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))
-# I, i, and both with and without a dot.
-_EVERY_I: Ranges = ((0x49, 0x49), (0x69, 0x69), (0x130, 0x131))
-
-
-def folded(chars: Chars, *, is_python: bool, is_ascii: bool) -> Chars:
-    """The set with the other cases of its characters."""
-    if not is_python:
-        return replace(chars, folded=True)
-    if chars.named:
-        # The engine would apply the classes to other cases, too.
-        return replace(chars, ranges=in_any_case(chars.ranges, is_ascii) if chars.ranges else ())
-    if is_ascii:
-        return replace(chars, ranges=chars.ranges + _in_other_case(chars.ranges))
-    has_i = any(
-        first <= last_i and first_i <= last
-        for first, last in chars.ranges
-        for first_i, last_i in _EVERY_I
-    )
-    return replace(chars, ranges=chars.ranges + (_EVERY_I if has_i else ()), folded=True)
-
-
-def _in_other_case(ranges: Ranges) -> Ranges:
-    return tuple(
-        (max(first, low) + distance, min(last, high) + distance)
-        for first, last in ranges
-        for low, high, distance in _LETTERS
-        if first <= high and low <= last
-    )
 
 
 # The most repeats: engines count in 32 bits.
 MAX_REPEAT = 1_000_000
 _MAX_DEPTH = 100
+# Of the sets of a pattern, together; Python's `\w` has 734.
+_MAX_RANGES = 200_000
+_FOLDED_RANGES = 100
 
 
-_FLAGS = frozenset("aimsux")
-_BLANK = re.compile(r"[ \t\n\r\f\v]+|#[^\n]*")
+_FLAGS = frozenset("aimsu")
 # Whether it is ahead, and whether it is negated.
 _LOOKS = {"=": (True, False), "!": (True, True), "<=": (False, False), "<!": (False, True)}
 _UNSUPPORTED_GROUPS = {
     ">": "an atomic group",
+    "#": "a comment",
+    "x": "a pattern with space and comments in it",
     "(": "a condition on a group",
     "P=": "a reference back",
 }
@@ -337,6 +260,7 @@ class _Parser:
         self._flags = Flags()
         self._depth = 0
         self._names: set[str] = set()
+        self._num_ranges = 0
 
     def parse(self) -> Pattern:
         pattern = self._choice()
@@ -378,12 +302,10 @@ class _Parser:
 
     def _numbered(self, start: int, char: str) -> Chars | int:
         """A character given by number or name, or a property of characters."""
-        if char in "01234567":
-            return self._octal(start, char)
+        if char == "0" and self._peek() not in tuple("01234567"):
+            return 0
         if char in "xuU":
             return self._hex(start, char)
-        if char == "N" and self._is_python:
-            return self._unicode_name(start)
         if char in "pP" and self._has_properties:
             return self._property(start, char)
         letter = self._peek()
@@ -393,26 +315,23 @@ class _Parser:
         raise self._wrong(start, f"`\\{char}` stands for nothing")
 
     def _named_class(self, char: str) -> Chars:
-        return Chars(*self._class_members(char.lower()), negated=char.isupper())
+        return self._set_of(self._class_members(char.lower()), negated=char.isupper())
 
-    def _class_members(self, char: str) -> tuple[Ranges, tuple[str, ...]]:
+    def _set_of(self, ranges: Ranges, *, negated: bool) -> Chars:
+        self._num_ranges += len(ranges)
+        if self._num_ranges > _MAX_RANGES:
+            raise TooComplex("the sets of characters of the pattern are too many and too large")
+        return Chars(complement(ranges) if negated else ranges)
+
+    def _class_members(self, char: str) -> Ranges:
         is_ascii = self._flags.ascii or not self._is_python
         if char == "s":
             if not self._is_python:
-                return _ECMA_SPACE, ()
-            return (_ASCII_SPACE if is_ascii else WHITESPACE), ()
+                return _ECMA_SPACE
+            return _ASCII_SPACE if is_ascii else WHITESPACE
         if is_ascii:
-            return (_DIGIT if char == "d" else _WORD), ()
-        return (), (rf"\{char}",)
-
-    def _octal(self, start: int, first: str) -> int:
-        digits = first
-        while len(digits) < 3 and self._peek() and self._peek() in "01234567":
-            digits += self._peek()
-            self._at += 1
-        if not self._is_python and digits != "0":
-            raise self._wrong(start, "octal escapes are not allowed; write \\xhh")
-        return int(digits, 8)
+            return _DIGIT if char == "d" else _WORD
+        return class_of(rf"\{char}")
 
     def _hex(self, start: int, char: str) -> int:
         if char == "u" and not self._is_python and self._take("{"):
@@ -441,24 +360,17 @@ class _Parser:
                 return 0x10000 + ((code - 0xD800) << 10) + (int(low, 16) - 0xDC00)
         return code
 
-    def _unicode_name(self, start: int) -> int:
-        close = self._text.find("}", self._at)
-        name = self._text[self._at + 1 : close] if self._peek() == "{" and close > 0 else ""
-        self._at = max(close + 1, self._at)
-        try:
-            return ord(unicodedata.lookup(name))
-        except (KeyError, TypeError):
-            raise self._wrong(start, "no character has this name") from None
-
     def _property(self, start: int, char: str) -> Chars:
         close = self._text.find("}", self._at)
         name = self._text[self._at + 1 : close] if self._peek() == "{" and close > 0 else ""
         self._at = max(close + 1, self._at)
-        if not name or not all(
-            each.isascii() and (each.isalnum() or each in "_=") for each in name
-        ):
+        if not re.fullmatch(r"[A-Za-z0-9_=]+", name):
             raise self._wrong(start, f"`\\{char}` needs a property's name in braces")
-        return Chars((), (rf"\p{{{name}}}",), negated=char == "P")
+        try:
+            found = class_of(rf"\p{{{name}}}")
+        except regex.error:
+            raise self._wrong(start, "no property has this name") from None
+        return self._set_of(found, negated=char == "P")
 
     def _choice(self) -> Pattern:
         self._depth += 1
@@ -475,19 +387,11 @@ class _Parser:
     def _concat(self) -> Pattern:
         parts: list[Pattern] = []
         while self._at < len(self._text) and self._peek() not in "|)":
-            if self._flags.verbose and self._skip_blank():
-                continue
             start = self._at
             part = self._atom()
             if part is not None:
                 parts.append(self._repeated(part, start))
         return parts[0] if len(parts) == 1 else Concat(tuple(parts)) if parts else EMPTY
-
-    def _skip_blank(self) -> bool:
-        """Skip white space or a comment of a verbose pattern."""
-        found = _BLANK.match(self._text, self._at)
-        self._at = found.end() if found else self._at
-        return found is not None
 
     def _atom(self) -> Pattern | None:
         """One repeatable item; None for items without text, such as flags."""
@@ -514,21 +418,16 @@ class _Parser:
                 return self._char(ord(char))
 
     def _char(self, code: int) -> Chars:
-        return self._folded(Chars(((code, code),)))
+        return Chars(self._folded(((code, code),)))
 
     def _dot(self) -> Chars:
         if self._flags.dot_all:
             return ANY
-        ends: Ranges = ((10, 10),)
-        if not self._is_python:
-            ends = ((10, 10), (13, 13), (0x2028, 0x2029))
-        return Chars(ends, negated=True)
+        return Chars(complement(_NEWLINE if self._is_python else _ECMA_LINE_ENDS))
 
     # -- repeats
 
     def _repeated(self, part: Pattern, start: int) -> Pattern:
-        while self._flags.verbose and self._skip_blank():
-            pass
         at = self._at
         bounds = self._repeat_bounds(at)
         if bounds is None:
@@ -580,9 +479,6 @@ class _Parser:
     def _group(self, start: int) -> Pattern | None:
         flags = self._flags
         if self._take("?"):
-            if self._take("#"):
-                self._skip_comment(start)
-                return None
             if self._is_flags_alone(start):
                 return None
             look = next((sign for sign in _LOOKS if self._take(sign)), None)
@@ -595,12 +491,6 @@ class _Parser:
             raise self._wrong(start, "this `(` is never closed")
         self._flags = flags
         return pattern if look is None else Look(pattern, *_LOOKS[look], start)
-
-    def _skip_comment(self, start: int) -> None:
-        close = self._text.find(")", self._at)
-        if close < 0:
-            raise self._wrong(start, "this comment is never closed")
-        self._at = close + 1
 
     def _group_kind(self, start: int) -> None:
         """Read what follows `(?` up to the group's content."""
@@ -652,24 +542,20 @@ class _Parser:
             return Anchor(char == "A", start)
         if char in ("b", "B"):
             self._at += 1
-            word = Chars(*self._class_members("w"))
+            word = Chars(self._class_members("w"))
             # In older Pythons `\B` does not match in an empty text.
             fits_empty = not self._is_python or re.fullmatch(r"\B", "") is not None
             return WordBoundary(word, char == "B", char == "b" or fits_empty, start)
-        if char in ("k", "g") or (char in "123456789" and char and not self._is_octal()):
+        if char in tuple("kg123456789"):
             self._at += 1
             raise self._unsupported(start, "a reference back")
         found = self._class_or_code(start)
         return found if isinstance(found, Chars) else self._char(found)
 
-    def _is_octal(self) -> bool:
-        digits = self._peek(3)
-        return len(digits) == 3 and digits[0] in "0123" and set(digits) <= set("01234567")
-
     def _set(self, start: int) -> Chars:
         negated = self._take("^")
         ranges: list[tuple[int, int]] = []
-        named: list[str | Chars] = []
+        classes: list[Ranges] = []
         is_first = self._is_python
         while is_first or not self._take("]"):
             if self._at >= len(self._text):
@@ -686,16 +572,19 @@ class _Parser:
                     raise self._wrong(at, "a range whose end is before its beginning")
                 ranges.append((low, high))
             elif isinstance(low, Chars):
-                named.append(low)
+                classes.append(low.ranges)
             else:
                 ranges.append((low, low))
-        return self._folded(Chars(tuple(ranges), tuple(named), negated))
+        found = united([self._folded(tuple(ranges)), *classes])
+        return self._set_of(found, negated=negated)
 
-    def _folded(self, chars: Chars) -> Chars:
+    def _folded(self, ranges: Ranges) -> Ranges:
         """The set, with other letter cases if the pattern ignores case."""
-        if not self._flags.folded:
-            return chars
-        return folded(chars, is_python=self._is_python, is_ascii=self._flags.ascii)
+        if not self._flags.folded or not ranges:
+            return ranges
+        if len(ranges) > 1:
+            self._num_ranges += _FOLDED_RANGES  # it takes as long as so many
+        return in_any_case(ranges, self._flags.ascii)
 
     def _set_item(self) -> Chars | int:
         start = self._at

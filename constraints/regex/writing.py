@@ -10,7 +10,6 @@ escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without N
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from constraints.engine import HEADER
 from constraints.errors import Contradiction, NotEnforced, complaint
@@ -32,15 +31,15 @@ from constraints.regex.syntax import (
     children,
     choice,
     concat,
+    has,
     has_looks,
     mapped,
     parse,
     written_set,
 )
 
-_NUL = (0, 0)
-_CONTROLS = range(0x20)
-_ESCAPED = (ord('"'), ord("\\"))
+# The last of the control characters, which begin with NUL.
+_LAST_CONTROL = 0x1F
 
 
 def without_misread_sets(pattern: Pattern) -> Pattern:
@@ -51,32 +50,18 @@ def without_misread_sets(pattern: Pattern) -> Pattern:
 def _is_misread(pattern: Pattern) -> bool:
     if not isinstance(pattern, Chars):
         return any(map(_is_misread, children(pattern)))
-    # The members of named sets are known to the engine only.
-    return bool(pattern.named) or (
-        not _has_escaped(pattern) and all(_has(pattern, code) for code in _CONTROLS)
-    )
+    return _has_nul_alone(pattern) and pattern.ranges[0][1] >= _LAST_CONTROL
 
 
-def _has_escaped(chars: Chars) -> bool:
-    return all(_has(chars, code) for code in _ESCAPED)
+def _has_nul_alone(chars: Chars) -> bool:
+    """Whether a set has NUL, and not both of what has to be escaped."""
+    return has(chars, "\0") and not (has(chars, '"') and has(chars, "\\"))
 
 
-def _has(chars: Chars, code: int) -> bool:
-    return chars.negated != any(first <= code <= last for first, last in chars.ranges)
-
-
-def _without_nul(chars: Pattern) -> Pattern:
-    if not isinstance(chars, Chars):
-        return chars
-    if chars.named:
-        inner = written_set(replace(chars, folded=False))
-        return Chars((), (rf"{inner}&&[^\x{{0}}]",), folded=chars.folded)
-    if _has_escaped(chars) or not _has(chars, 0):
-        return chars
-    if chars.negated:
-        return replace(chars, ranges=(_NUL, *chars.ranges))
-    rest = ((max(first, 1), last) for first, last in chars.ranges if last)
-    return replace(chars, ranges=tuple(rest))
+def _without_nul(pattern: Pattern) -> Pattern:
+    if not isinstance(pattern, Chars) or not _has_nul_alone(pattern):
+        return pattern
+    return Chars(tuple((max(first, 1), last) for first, last in pattern.ranges if last))
 
 
 _ANY_TEXT = Repeat(ANY, 0, None)
@@ -233,7 +218,7 @@ def written(pattern: Pattern) -> str:
     match pattern:
         case Empty():
             return "(?:)"
-        case Chars(((first, last),), (), False, False) if first == last and chr(first) in _PLAIN:
+        case Chars(((first, last),)) if first == last and chr(first) in _PLAIN:
             return chr(first)
         case Chars():
             return written_set(pattern)

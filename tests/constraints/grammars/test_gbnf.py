@@ -13,7 +13,8 @@ import pytest
 
 from constraints.errors import Contradiction, TooComplex
 from constraints.grammars.gbnf import to_grammar
-from constraints.regex.syntax import Chars, Choice, Concat, Pattern, Reference, Repeat
+from constraints.regex.char_sets import complement, encodable, united
+from constraints.regex.syntax import Chars, Choice, Concat, Pattern, Reference, Repeat, has
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import demo_vocabulary, needed_len
 from tests.constraints.grammars.rig import accepts, compiled, walk
@@ -39,9 +40,8 @@ def has_text(rules: Rules, text: str) -> bool:
 
 def _ends(pattern: Pattern, at: int, text: str, known: Ends) -> set[int]:
     match pattern:
-        case Chars(ranges, _, negated):
-            is_known = at < len(text) and any(low <= ord(text[at]) <= high for low, high in ranges)
-            return {at + 1} if at < len(text) and is_known != negated else set()
+        case Chars():
+            return {at + 1} if at < len(text) and has(pattern, text[at]) else set()
         case Reference(name):
             return known[name, at]
         case Concat(parts):
@@ -70,8 +70,9 @@ def as_gbnf(rules: Rules) -> str:
 
 def _written(pattern: Pattern) -> str:
     match pattern:
-        case Chars(ranges, _, negated):
-            return f"[{'^' if negated else ''}{''.join(chr(low) for low, _ in ranges)}]"
+        case Chars(ranges):
+            pieces = [f"\\U{low:08X}-\\U{high:08X}" for low, high in encodable(ranges)]
+            return f"[{''.join(pieces)}]"
         case Reference(name):
             return name
         case Concat(parts):
@@ -108,7 +109,8 @@ def _any_pattern(draw: random.Random, names: list[str], depth: int) -> Pattern:
 
 
 def one(chars: str, negated: bool = False) -> Pattern:
-    return Chars(tuple((ord(char), ord(char)) for char in chars), negated=negated)
+    ranges = united([((ord(char), ord(char)),) for char in chars])
+    return Chars(complement(ranges) if negated else ranges)
 
 
 def literal(text: str) -> Pattern:

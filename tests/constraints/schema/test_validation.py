@@ -57,7 +57,7 @@ def test_both_readings_of_a_pattern_agree(pieces: list[tuple[str, str]], text: s
     assert is_found(f"^{pattern}$", text) == is_found(f"(?=)^{pattern}$", text)
 
 
-@pytest.mark.parametrize("pattern", ["(", r"(?=\p{Script=Greek})a", r"\p{Foo}", "a**", r"(?=\q)"])
+@pytest.mark.parametrize("pattern", ["(", r"\p{Foo}", "a**", r"(?=\q)"])
 def test_what_cannot_be_read_is_an_error_of_ours(pattern: str) -> None:
     with pytest.raises(ConstraintError):
         is_found(pattern, "a")
