@@ -43,7 +43,6 @@ class CounterGrid:
     cells:      indices of the counters on the grid, the highest cap first
     slack:      index of the counter that is weighed, None: there is none
     weight:     1 or -1
-    directions: by counter of the grid, 1 if more never helps, -1 if it never hurts, 0 otherwise
     shape:      by counter of the grid, the number of its cells
     """
 
@@ -51,7 +50,6 @@ class CounterGrid:
     cells: tuple[int, ...]
     slack: int | None
     weight: int
-    directions: tuple[int, ...]
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,13 +65,8 @@ class CounterGrid:
         slack = max(weighable, key=lambda place: machine.counters[place].cap, default=None)
         cells = [place for place in range(len(machine.counters)) if place != slack]
         cells.sort(key=lambda place: -machine.counters[place].cap)
-        counter_grid = cls(
-            machine.counters,
-            tuple(cells),
-            slack,
-            1 if slack is None else directions[slack],
-            tuple(directions[place] for place in cells),
-        )
+        weight = 1 if slack is None else directions[slack]
+        counter_grid = cls(machine.counters, tuple(cells), slack, weight)
         if counter_grid.num_cells * machine.num_states > MAX_CELLS:
             bounds = ", ".join(
                 f"{counter.measure.value} ({counter.cap})" for counter in machine.counters
@@ -83,13 +76,7 @@ class CounterGrid:
 
     def inner(self, num_layer_counters: int) -> "CounterGrid":
         """The counter grid of one layer: without the first counters."""
-        return CounterGrid(
-            self.counters,
-            self.cells[num_layer_counters:],
-            None,
-            1,
-            self.directions[num_layer_counters:],
-        )
+        return CounterGrid(self.counters, self.cells[num_layer_counters:], None, 1)
 
     def cell(self, counts: Sequence[int]) -> int:
         """The cell of the counts of all counters."""
@@ -250,7 +237,7 @@ class Ways:
         *,
         num_layer_counters: int = 1,
     ) -> "Ways":
-        """gains: [num_ways, num_counters]. Drops ways that are never better than another one.
+        """gains: [num_ways, num_counters]. Of equal ones the cheapest is kept.
 
         num_layer_counters: 0 puts the whole grid into one layer
         """
@@ -259,7 +246,9 @@ class Ways:
         )
         steps = capped[:, list(counter_grid.cells)]
         costs = counter_grid.weighed(capped)
-        kept = _needed(counter_grid, sources, targets, steps, costs)
+        order = np.lexsort([costs, *steps.T, targets, sources])
+        places = np.column_stack([sources, targets, steps])[order]
+        kept = order[np.append(True, (places[1:] != places[:-1]).any(axis=1))[: len(order)]]
         sources = sources[kept]
         targets = targets[kept]
         steps = steps[kept]
@@ -290,39 +279,6 @@ class Ways:
             self.moved,
             self.gains[chosen],
         )
-
-
-def _needed(
-    counter_grid: CounterGrid, sources: Indices, targets: Indices, steps: Counts, costs: Indices
-) -> Indices:
-    """The ways that no other dominates, by source and target.
-
-    A way dominates another between the same places if it uses no more of the slack, gains no more
-    where more never helps, no less where more never hurts, and the same everywhere else.
-    """
-    directions = np.array(counter_grid.directions, dtype=np.int64)
-    fixed = steps[:, directions == 0]
-    # Columns that should be small, the use of the slack last.
-    losses = np.column_stack([steps[:, directions != 0] * directions[directions != 0], costs])
-    order = np.lexsort([*losses.T[::-1], *fixed.T[::-1], targets, sources])
-    if not len(order):
-        return order
-    groups = np.column_stack([sources, targets, fixed])[order]
-    is_new = np.ones(len(order), dtype=np.bool_)
-    is_new[1:] = (groups[1:] != groups[:-1]).any(axis=1)
-    group = np.cumsum(is_new) - 1
-    losses = losses[order]
-    kept = np.zeros(len(order), dtype=np.bool_)
-    left = np.arange(len(order))
-    while len(left):
-        # No way dominates the first one left of a group; drop those that it dominates.
-        is_first = np.ones(len(left), dtype=np.bool_)
-        is_first[1:] = group[left[1:]] != group[left[:-1]]
-        firsts = left[is_first]
-        kept[firsts] = True
-        best = losses[firsts][np.cumsum(is_first) - 1]
-        left = left[(losses[left] < best).any(axis=1)]
-    return order[kept]
 
 
 def best_through(

@@ -26,12 +26,10 @@ from constraints.where.token_transitions import ByteTable, TransitionCache
 
 # The most bytes of layers that are stored whole.
 _MAX_BYTES = 128_000_000
-# The most cached layers that were rebuilt from the tokens that each place needs.
-_MAX_SHOWN = 4
 
 
 class Layers:
-    """All layers, computed at once; used by one thread at a time.
+    """All layers, computed at once.
 
     Where a counter is weighed, layers are stored whole. Otherwise slacks are ALWAYS or NEVER, and
     it is enough to store how many tokens each place and cell needs.
@@ -46,7 +44,6 @@ class Layers:
         """
         self._whole = [first]
         self._needed = np.where(first > NEVER, 0, np.iinfo(np.int32).max).astype(np.int32)
-        self._shown: OrderedDict[int, Slacks] = OrderedDict()
         self.num_layers = 1
         last = first
         while (following := before(last)) is not last:
@@ -73,18 +70,7 @@ class Layers:
         if whole is not None:
             return whole
         assert max_len is not None
-        shown = self._shown.get(max_len)
-        if shown is None:
-            shown = np.where(self._needed <= max_len, ALWAYS, NEVER).astype(np.int32)
-            self._shown[max_len] = shown
-            if len(self._shown) > _MAX_SHOWN:
-                self._shown.popitem(last=False)
-        return shown
-
-
-def can_keep(first: Slacks, num_layers: int, *, is_weighed: bool) -> bool:
-    """Whether there is memory for so many layers."""
-    return first.nbytes * (num_layers if is_weighed else 3) <= _MAX_BYTES
+        return np.where(self._needed <= max_len, ALWAYS, NEVER).astype(np.int32)
 
 
 # The most bytes of slacks that are cached for pairs of lengths.
@@ -130,20 +116,19 @@ class Distances:
         )
 
     def _check_work(self) -> None:
-        """Estimate the work from the number of tokens that the highest lower bound needs."""
+        """Estimate the work from the number of tokens that the highest bounds need."""
         counter_grid = self._counter_grid
-        gains = [*self._ways.gains.T, self._ways.costs]
-        places = [*counter_grid.cells, counter_grid.slack]
-        directions = [*counter_grid.directions, counter_grid.weight]
         num_tokens = self._cap + 8
-        for gained, place, direction in zip(gains, places, directions, strict=True):
-            if place is not None and direction != 1:
-                most = int(np.abs(gained).max(initial=0))
-                num_tokens += counter_grid.counters[place].cap // max(most, 1)
+        bounds = list(zip(counter_grid.cells, self._ways.gains.T, strict=True))
+        if counter_grid.slack is not None and counter_grid.weight < 0:
+            bounds.append((counter_grid.slack, -self._ways.costs))
+        for place, gained in bounds:
+            num_tokens += counter_grid.counters[place].cap // max(int(gained.max(initial=0)), 1)
         first = self._accepted[0]
         work = num_tokens * len(self._ways.sources) * first.shape[1]
-        is_weighed = self._cap > 0 or counter_grid.slack is not None
-        if work > _MAX_WORK or not can_keep(first, num_tokens, is_weighed=is_weighed):
+        is_whole = self._cap > 0 or counter_grid.slack is not None
+        num_bytes = first.nbytes * (num_tokens if is_whole else 3)
+        if work > _MAX_WORK or num_bytes > _MAX_BYTES:
             raise TooComplex("completions of too many tokens to look at")
 
     def at_hand(self, made_len: int, max_len: int | None) -> Slacks | None:
