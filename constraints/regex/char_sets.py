@@ -14,8 +14,9 @@ The rules for upper and lower case are taken from `re` itself.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -111,10 +112,7 @@ def join(
 
 
 _NOTHING = -1
-_FIRST_SURROGATE = 0xD800
-_AFTER_SURROGATES = 0xE000
-_SURROGATES = range(_FIRST_SURROGATE >> 6, _AFTER_SURROGATES >> 6)
-Row = npt.NDArray[np.int64]  # [64], the result of each continuation byte
+Row = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,35 +138,89 @@ class Utf8:
 
 def utf8_of(partition: Partition, is_used: npt.NDArray[np.bool_] | None = None) -> Utf8:
     """The bytes of a partition's characters; is_used: [num_labels], None for all."""
-    num_labels = partition.num_labels
+    starts = np.union1d(partition.starts, [SURROGATES[0], SURROGATES[1] + 1, NUM_CODE_POINTS])
+    labels = partition.labels[np.searchsorted(partition.starts, starts, side="right") - 1]
     if is_used is not None:
-        used = np.where(is_used[partition.labels], partition.labels, _NOTHING)
-        partition = replace(partition, labels=used.astype(partition.labels.dtype))
-    build = _Build(partition)
-    labels = np.full((1, 256), _NOTHING)
-    places = np.full((1, 256), _NOTHING)
-    labels[0, :0x80] = build.ascii
-    for lead in range(0xC2, 0xE0):
-        places[0, lead] = build.last_of(lead & 0x1F)
-    for lead in range(0xE0, 0xF0):
-        row = build.middle(lead & 0x0F)
-        if lead == 0xE0:
-            row[: 0x800 >> 6] = _NOTHING
-        places[0, lead] = build.place(row, completes=False)
-    for lead in range(0xF0, 0xF5):
-        places[0, lead] = build.first(lead & 0x07)
-    labels, places = _reached(
-        np.vstack([labels, *build.labels]), np.vstack([places, *build.places])
-    )
-    both, classes = np.unique(np.vstack([labels, places]), axis=1, return_inverse=True)
-    places = both[len(labels) :]
-    labels = both[: len(labels)]
-    return Utf8(
-        labels,
-        places,
-        classes.reshape(-1).astype(np.uint8),
-        _completed(labels, places, num_labels),
-    )
+        labels = np.where(is_used[labels], labels, _NOTHING)
+    is_surrogate = (starts >= SURROGATES[0]) & (starts <= SURROGATES[1])
+    labels = np.where(is_surrogate | (starts >= NUM_CODE_POINTS), _NOTHING, labels)
+    build = _Build(starts, labels)
+    first = np.full((2, 256), _NOTHING)
+    first[0, :0x80] = build.labels_from(0, 0x80)
+    for num_left, leads, lowest in _LEADS:
+        for lead in leads:
+            begin = (lead & (0x3F >> num_left)) << 6 * num_left
+            first[1, lead] = build.place(begin, num_left, lowest)
+    rows = np.array([first, *build.rows])
+    num_labels = partition.num_labels
+    complete = np.zeros((len(rows), num_labels), dtype=np.bool_)
+    for place in (*range(1, len(rows)), 0):  # inner places come before those that lead to them
+        found, inner = rows[place]
+        complete[place, found[found != _NOTHING]] = True
+        complete[place] |= complete[inner[inner != _NOTHING]].any(axis=0)
+    both, classes = np.unique(rows.reshape(-1, 256), axis=1, return_inverse=True)
+    return Utf8(both[::2], both[1::2], classes.reshape(-1).astype(np.uint8), complete)
+
+
+# How many bytes follow, the bytes that say so, and the lowest character that is written so.
+_LEADS = (
+    (1, range(0xC2, 0xE0), 0x80),
+    (2, range(0xE0, 0xF0), 0x800),
+    (3, range(0xF0, 0xF5), 0x10000),
+)
+
+
+class _Build:
+    """Builds the places inside of characters. rows: the labels and the places behind each byte."""
+
+    def __init__(self, starts: npt.NDArray[np.int64], labels: npt.NDArray[np.int32]) -> None:
+        self._starts = [*starts.tolist(), 2 * NUM_CODE_POINTS]
+        self._labels = labels.tolist()
+        self.rows: list[Row] = []
+        self._known: dict[tuple[int, bytes], int] = {}
+        self._uniform: dict[tuple[int, int], int] = {}
+
+    def labels_from(self, first: int, length: int) -> list[int]:
+        """The labels of so many code points."""
+        at = bisect_right(self._starts, first) - 1
+        found: list[int] = []
+        while len(found) < length:
+            num_more = self._starts[at + 1] - first - len(found)
+            found += [self._labels[at]] * min(num_more, length - len(found))
+            at += 1
+        return found
+
+    def place(self, first: int, num_left: int, lowest: int = 0) -> int:
+        """The place before the last bytes of the characters from `first` on, -1: there are none."""
+        at = bisect_right(self._starts, first) - 1
+        is_uniform = first >= lowest and first + 64**num_left <= self._starts[at + 1]
+        # Most places have one label.
+        known = self._uniform.get((self._labels[at], num_left)) if is_uniform else None
+        if known is not None:
+            return known
+        if num_left == 1:
+            row = self.labels_from(first, 64)
+        else:
+            step = 64 ** (num_left - 1)
+            row = [
+                _NOTHING if begin < lowest else self.place(begin, num_left - 1)
+                for begin in range(first, first + 64 * step, step)
+            ]
+        place = self._placed(num_left, row)
+        if is_uniform:
+            self._uniform[self._labels[at], num_left] = place
+        return place
+
+    def _placed(self, num_left: int, row: list[int]) -> int:
+        if max(row) == _NOTHING:
+            return _NOTHING
+        values = np.full((2, 256), _NOTHING)
+        values[int(num_left > 1), 0x80:0xC0] = row
+        key = int(num_left > 1), values.tobytes()
+        if key not in self._known:
+            self.rows.append(values)
+            self._known[key] = len(self.rows)
+        return self._known[key]
 
 
 def plain_places(utf8: Utf8, partition: Partition) -> npt.NDArray[np.bool_]:
@@ -195,97 +247,11 @@ def _first_characters(partition: Partition) -> list[str]:
     starts = partition.starts.tolist()
     labels = partition.labels.tolist()
     for start, end, label in zip(starts, ends, labels, strict=True):
-        is_surrogate = _FIRST_SURROGATE <= start < _AFTER_SURROGATES
-        first = _AFTER_SURROGATES if is_surrogate else start
+        is_surrogate = SURROGATES[0] <= start <= SURROGATES[1]
+        first = SURROGATES[1] + 1 if is_surrogate else start
         if first < end:
             firsts.setdefault(label, chr(first))
     return list(firsts.values())
-
-
-def _reached(labels: Row, places: Row) -> tuple[Row, Row]:
-    """Without unreachable places, such as those of overlong ASCII."""
-    reached = np.zeros(len(labels), dtype=np.bool_)
-    wave = np.array([0])
-    while len(wave):
-        reached[wave] = True
-        inner = np.unique(places[wave])
-        wave = inner[(inner != _NOTHING) & ~reached[inner]]
-    numbers = np.append(np.cumsum(reached) - 1, _NOTHING)
-    return labels[reached], numbers[places[reached]]
-
-
-def _completed(labels: Row, places: Row, num_labels: int) -> npt.NDArray[np.bool_]:
-    complete = np.zeros((len(labels), num_labels), dtype=np.bool_)
-    for _ in range(4):
-        for place in range(len(labels)):
-            complete[place, labels[place][labels[place] >= 0]] = True
-            inner = places[place][places[place] >= 0]
-            complete[place] |= complete[inner].any(axis=0)
-    return complete
-
-
-class _Build:
-    """Builds the places, the innermost first."""
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-        self.labels: list[Row] = []
-        self.places: list[Row] = []
-        self._known: dict[tuple[bool, bytes], int] = {}
-        block_labels = _labels_at(partition, np.arange(0, NUM_CODE_POINTS, 64))
-        # Most blocks of 64 code points have one label; only the others are expanded.
-        mixed = np.unique(partition.starts[partition.starts % 64 != 0] // 64)
-        uniform = {
-            int(label): self.place(np.full(64, label), completes=True)
-            for label in np.unique(block_labels)
-        }
-        self._last = np.array([uniform[int(label)] for label in np.unique(block_labels)])[
-            np.searchsorted(np.unique(block_labels), block_labels)
-        ]
-        for block in mixed.tolist():
-            self._last[block] = self.place(self._block(block), completes=True)
-        self._last[_SURROGATES] = _NOTHING
-        self.ascii = np.concatenate([self._block(0), self._block(1)])
-
-    def _block(self, block: int) -> Row:
-        return _labels_at(self._partition, np.arange(block * 64, block * 64 + 64))
-
-    def last_of(self, block: int) -> int:
-        """The place before the last byte of a block's characters."""
-        return int(self._last[block])
-
-    def middle(self, lead: int) -> Row:
-        """The row two bytes before the end of a character, for 4096 code points."""
-        return self._last[lead * 64 : lead * 64 + 64].copy()
-
-    def first(self, lead: int) -> int:
-        """The place after the first of four bytes."""
-        row = np.full(64, _NOTHING)
-        for index in range(64):
-            block = lead * 64 + index
-            if 0x10 <= block <= 0x10F:
-                row[index] = self.place(self.middle(block), completes=False)
-        return self.place(row, completes=False)
-
-    def place(self, row: Row, *, completes: bool) -> int:
-        """The place before these 64 continuation bytes, -1 if none leads anywhere."""
-        if (row == _NOTHING).all():
-            return _NOTHING
-        key = completes, row.astype(np.int64).tobytes()
-        place = self._known.get(key)
-        if place is None:
-            place = self._known[key] = len(self.labels) + 1
-            whole = np.full((1, 256), _NOTHING)
-            whole[0, 0x80:0xC0] = row
-            nothing = np.full((1, 256), _NOTHING)
-            self.labels.append(whole if completes else nothing)
-            self.places.append(nothing if completes else whole)
-        return place
-
-
-def _labels_at(partition: Partition, code_points: Row) -> Row:
-    found = np.searchsorted(partition.starts, code_points, side="right") - 1
-    return partition.labels[found].astype(np.int64)
 
 
 @cache

@@ -15,7 +15,7 @@ from contextlib import suppress
 import jsonschema
 
 from constraints.errors import Malformed, NotEnforced
-from constraints.regex.search import is_bounded
+from constraints.regex.search import is_searchable
 from constraints.schema.grammar import WATCH, inside, parts
 from constraints.schema.keywords import KNOWN, is_annotation
 from constraints.schema.reading import Json, at
@@ -55,7 +55,7 @@ def unjudged(rewritten: Rewritten) -> str | None:
     # `unevaluatedProperties` the package searches for those of names by itself.
     text = json.dumps(document)
     is_by_package = "unevaluatedProperties" in text and "patternProperties" in text
-    is_timely = not is_by_package and all(map(is_bounded, _patterns(document)))
+    is_timely = not is_by_package and all(map(is_searchable, _patterns(document)))
     if rewritten.given_up and not is_timely:
         return rewritten.given_up[0]
     for pointer in rewritten.not_enforced:
