@@ -22,27 +22,29 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress, groupby
 from operator import or_
+from typing import NoReturn
 
 from constraints.definition_graph import check_depth, closure
 from constraints.engine import HEADER
-from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex, complaint
+from constraints.errors import Contradiction, TooComplex, complaint
 from constraints.regex.char_sets import (
     NUM_CODE_POINTS,
     SURROGATES,
-    complement,
     encodable,
     first_bytes,
     join,
-    united,
 )
 from constraints.regex.dfa import Automaton, NfaBuilder, automaton_of
 from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.regex.syntax import (
     EMPTY,
+    MAX_REPEAT,
     Chars,
     Choice,
     Concat,
+    Dialect,
     Empty,
+    Parser,
     Pattern,
     Reference,
     Repeat,
@@ -55,47 +57,13 @@ from constraints.regex.syntax import (
 from constraints.regex.writing import bounds, written
 
 ROOT = "root"
-MAX_REPEAT = 1_000_000
-_MAX_NESTING = 50
-_WORDS = re.compile(
-    r"""
-    (?P<blank>   [ \t\r\n]+ | \#[^\n]* )
-  | (?P<define>  (?P<defined>[A-Za-z0-9_][A-Za-z0-9_-]*) [ \t\r\n]* ::= )
-  | (?P<macro>   (?:Tag|Token|Exclude)[A-Za-z]*(?=\() )
-  | (?P<name>    [A-Za-z0-9_][A-Za-z0-9_-]* )
-  | (?P<text>    "(?:\\.|[^"\\\n])*" )
-  | (?P<set>     \[(?:\\.|[^\]\\\n])*\] )
-  | (?P<repeat>  \{[^{}\n]*\} )
-  | (?P<ahead>   \([=!] )
-  | (?P<token>   !?<[^<>\s]*> )
-  | (?P<sign>    [|()*+?.] )
-    """,
-    re.VERBOSE,
-)
-# It never begins within a name: a text of one long name takes linear time.
-_DEFINED = re.compile(r"(?<![A-Za-z0-9_-])([A-Za-z0-9_][A-Za-z0-9_-]*+)[ \t\r\n]*::=")
-_BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
-_SIGNS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_REFUSED = {
-    "macro": "tokens and tags cannot be asked for; write their text",
-    "ahead": "looking ahead is not supported",
-    "token": "tokens that stand for no text cannot be asked for; write its text",
-}
-_ESCAPE = re.compile(
-    r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|u\{([0-9A-Fa-f]{1,6})\}|(.))"
-)
-_CONTROLS = {
-    "n": 10,
-    "t": 9,
-    "r": 13,
-    "f": 12,
-    "v": 11,
-    "a": 7,
-    "b": 8,
-    "e": 27,
-    "0": 0,
-    **{sign: ord(sign) for sign in "\"'\\[]-^?/.{}()|*+$# "},
-}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*+")
+_DEFINED = re.compile(rf"({_NAME.pattern})[ \t\r\n]*+::=")
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*+")
+_MACRO = re.compile("(?:Tag|Token|Exclude)[A-Za-z]*")
+_TOKEN = re.compile(r"!?<[^<>\s]*+>")
+_MISFITS = {"'": "texts stand in double quotes", "{": "a repeat is {m}, {m,}, {,n} or {m,n}"}
+_NO_WORD = "no word of a grammar begins like this"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,202 +74,128 @@ class Rule:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    kind: str
-    text: str
-    start: int
-    end: int
-
-
 def read(text: str) -> dict[str, Rule]:
     """The rules by name; every name that is used is defined, and so is `root`.
 
-    Raises Malformed, NotEnforced, TooComplex.
+    Raises Malformed, NotEnforced.
     """
     reader = _Reader(text)
     rules = reader.rules()
     if ROOT not in rules:
         raise complaint(text, 0, 1, f"there is no rule `{ROOT} ::= ...`, where a grammar begins")
-    for name in reader.mentioned:
-        if name.name not in rules:
-            end = name.position + len(name.name)
-            raise complaint(text, name.position, end, f"there is no rule `{name.name}`")
+    for used in reader.used:
+        if used.name not in rules:
+            reader.refuse(used)
     return rules
 
 
-class _Reader:
-    """Reads one grammar from left to right."""
+class _Reader(Parser):
+    """Reads one grammar; characters, sets and counts are written as in Python's patterns."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._words = self._split()
-        self._at = 0
-        self._depth = 0
-        self.mentioned: list[Reference] = []
+        super().__init__(text, Dialect.PYTHON)
+        self.used: list[Reference] = []
 
     def rules(self) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
-        while self._at < len(self._words):
-            word = self._words[self._at]
-            if word.kind != "define":
-                raise self._wrong(word, "a rule begins with `name ::=`")
-            name = word.text[:-3].rstrip()
-            if name in found:
-                raise self._wrong(word, f"a second rule `{name}`")
-            self._at += 1
-            found[name] = Rule(self._options(), word.start)
-            if self._sign() == ")":
-                raise self._wrong(self._words[self._at], "a `)` that closes nothing")
+        while not self._is_over():
+            start = self._at
+            head = _DEFINED.match(self._text, start)
+            if head is None:
+                raise self._wrong(start, "a rule begins with `name ::=`")
+            self._at = head.end()
+            if head[1] in found:
+                raise self._wrong(start, f"a second rule `{head[1]}`")
+            found[head[1]] = Rule(self._choice(), start)
+            if self._peek() == ")":
+                raise self._wrong(self._at, "a `)` that closes nothing")
         return found
 
-    def _split(self) -> list[_Word]:
-        found = []
-        at = 0
-        defined = set(_DEFINED.findall(self._text))
-        while at < len(self._text):
-            match = _WORDS.match(self._text, at)
-            if match is None:
-                raise complaint(self._text, at, at + 1, self._misfit(at))
-            kind = "define" if match["define"] else str(match.lastgroup)
-            if kind == "macro" and match.group() in defined:
-                kind = "name"
-            word = _Word(kind, match.group(), at, match.end())
-            at = match.end()
-            if kind in _REFUSED:
-                wrong = self._wrong(word, _REFUSED[kind])
-                raise NotEnforced(str(wrong), position=word.start)
-            if kind != "blank":
-                found.append(word)
-        return found
+    def refuse(self, used: Reference) -> NoReturn:
+        """Raises the error that there is no such rule."""
+        self._at = used.position + len(used.name)
+        if _MACRO.fullmatch(used.name):
+            raise self._unsupported(used.position, "asking for tokens and tags")
+        raise self._wrong(used.position, f"there is no rule `{used.name}`")
 
-    def _misfit(self, at: int) -> str:
-        unclosed = {'"': "this text is never closed", "[": "this set is never closed"}
-        unclosed["'"] = "texts stand in double quotes"
-        return unclosed.get(self._text[at], "no word of a grammar begins like this")
+    def _is_over(self) -> bool:
+        """Skip blanks; whether nothing follows them."""
+        blank = _BLANK.match(self._text, self._at)
+        self._at = blank.end() if blank else self._at
+        return self._at == len(self._text)
 
-    def _wrong(self, word: _Word, what: str) -> ConstraintError:
-        return complaint(self._text, word.start, word.end, what)
-
-    def _sign(self) -> str:
-        """The next sign; "" if the next word is none."""
-        if self._at == len(self._words) or self._words[self._at].kind != "sign":
-            return ""
-        return self._words[self._at].text
-
-    def _options(self) -> Pattern:
-        options = [self._sequence()]
-        while self._sign() == "|":
-            self._at += 1
-            options.append(self._sequence())
-        return choice(dict.fromkeys(options))
-
-    def _sequence(self) -> Pattern:
+    def _concat(self) -> Pattern:
         parts: list[Pattern] = []
-        while self._at < len(self._words):
-            word = self._words[self._at]
-            if word.kind == "define" or word.text in ("|", ")"):
-                break
-            self._at += 1
-            parts.append(self._repeated(self._item(word)))
+        while not (self._is_over() or self._peek() in "|)" or _DEFINED.match(self._text, self._at)):
+            start = self._at
+            parts.append(self._repeated(self._atom(), start))
         return concat(parts)
 
-    def _item(self, word: _Word) -> Pattern:
-        match word.kind:
-            case "text":
-                signs = self._signs(word, word.start + 1)
-                return concat(Chars(((code, code),)) for code, _ in signs)
-            case "set":
-                return self._set(word)
-            case "name":
-                self.mentioned.append(Reference(word.text, word.start))
-                return self.mentioned[-1]
-        if word.text == "(":
-            return self._group(word)
-        if word.text == ".":
-            return Chars(encodable(((0, NUM_CODE_POINTS - 1),)))
-        raise self._wrong(word, f"nothing before `{word.text}` to repeat")
+    def _atom(self) -> Pattern:
+        start = self._at
+        if self._take('"'):
+            return self._literal(start)
+        name = _NAME.match(self._text, start)
+        if name is not None:
+            self._at = name.end()
+            self.used.append(Reference(name[0], start))
+            return self.used[-1]
+        if _TOKEN.match(self._text, start):
+            raise self._unsupported(start, "a token without text")
+        atom = super()._atom() if self._peek() in "([.*+?" else None
+        if atom is None:
+            raise self._wrong(start, _MISFITS.get(self._peek(), _NO_WORD))
+        return atom
 
-    def _group(self, word: _Word) -> Pattern:
-        self._depth += 1
-        if self._depth > _MAX_NESTING:
-            raise TooComplex(f"groups in groups, more than {_MAX_NESTING} deep")
-        inner = self._options()
-        self._depth -= 1
-        if self._sign() != ")":
-            raise self._wrong(word, "this `(` is never closed")
-        self._at += 1
-        return inner
+    def _literal(self, start: int) -> Pattern:
+        codes = []
+        while not self._take('"'):
+            if self._peek() in ("", "\n"):
+                self._at = start
+                raise self._wrong(start, "this text is never closed")
+            codes.append(self._set_item())
+        return concat(Chars(((code, code),)) for code in codes)
 
-    def _repeated(self, term: Pattern) -> Pattern:
-        while self._at < len(self._words):
-            word = self._words[self._at]
-            if word.kind == "repeat":
-                min_count, max_count = self._bounds(word)
-            elif word.text in _SIGNS:
-                min_count, max_count = _SIGNS[word.text]
-            else:
-                break
-            self._at += 1
-            term = EMPTY if max_count == 0 else Repeat(term, min_count, max_count)
-        return term
+    def _set_item(self) -> int:
+        start = self._at
+        item = super()._set_item()
+        if not isinstance(item, int) or SURROGATES[0] <= item <= SURROGATES[1]:
+            raise self._wrong(start, "no such character")
+        return item
 
-    def _bounds(self, word: _Word) -> tuple[int, int | None]:
-        match = _BOUNDS.fullmatch(word.text)
-        if match is None or not (match[1] or match[3]) or (match[3] and not match[2]):
-            raise self._wrong(word, "a repeat is {m}, {m,}, {,n} or {m,n}")
-        numbers = [int(number[:9]) for number in (match[1], match[3]) if number]
-        if max(numbers) > MAX_REPEAT or max(map(len, match.groups())) > 9:
-            raise self._wrong(word, f"a repeat of more than {MAX_REPEAT}")
-        min_count = int(match[1] or 0)
-        max_count = int(match[3]) if match[3] else None if match[2] else min_count
-        if max_count is not None and min_count > max_count:
-            raise self._wrong(word, "the least number of repeats is larger than the most")
-        return min_count, max_count
+    def _numbered(self, start: int, char: str) -> Chars | int:
+        return 27 if char == "e" else super()._numbered(start, char)
 
-    def _signs(self, word: _Word, at: int) -> list[tuple[int, bool]]:
-        """Code points, each with whether it is written without an escape."""
-        found: list[tuple[int, bool]] = []
-        while at < word.end - 1:
-            char = self._text[at]
-            if char != "\\":
-                code = ord(char)
-                end = at + 1
-            else:
-                code, end = self._escape(at)
-            if code >= NUM_CODE_POINTS or SURROGATES[0] <= code <= SURROGATES[1]:
-                raise complaint(self._text, at, end, "no such character")
-            found.append((code, char != "\\"))
-            at = end
-        return found
-
-    def _escape(self, at: int) -> tuple[int, int]:
-        match = _ESCAPE.match(self._text, at)
-        if match is not None and match[5] is None:
-            return int(next(group for group in match.groups() if group), 16), match.end()
-        if match is None or match[5] not in _CONTROLS:
-            raise complaint(self._text, at, at + 2, "an escape that stands for nothing")
-        return _CONTROLS[match[5]], match.end()
-
-    def _set(self, word: _Word) -> Pattern:
-        is_negated = self._text[word.start + 1] == "^"
-        signs = self._signs(word, word.start + 1 + is_negated)
-        ranges: list[tuple[int, int]] = []
-        at = 0
-        while at < len(signs):
-            low = high = signs[at][0]
-            if at + 2 < len(signs) and signs[at + 1] == (ord("-"), True):
-                high = signs[at + 2][0]
-                at += 2
-            if low > high:
-                raise self._wrong(word, "a range whose end is before its beginning")
-            ranges.append((low, high))
-            at += 1
-        named = united([tuple(ranges)])
-        kept = encodable(complement(named) if is_negated else named)
+    def _set(self, start: int) -> Chars:
+        kept = encodable(super()._set(start).ranges)
         if not kept:
-            raise self._wrong(word, "a set of no characters")
+            raise self._wrong(start, "a set of no characters")
         return Chars(kept)
+
+    def _dot(self) -> Chars:
+        return Chars(encodable(((0, NUM_CODE_POINTS - 1),)))
+
+    def _repeated(self, part: Pattern, start: int) -> Pattern:
+        while not self._is_over():
+            at = self._at
+            bounds = self._repeat_bounds(at)
+            if bounds is None:
+                break
+            min_count, max_count = bounds
+            if max(min_count, max_count or 0) > MAX_REPEAT:
+                raise self._wrong(at, f"a repeat of more than {MAX_REPEAT}")
+            if max_count is not None and min_count > max_count:
+                raise self._wrong(at, "the least number of repeats is larger than the most")
+            part = EMPTY if max_count == 0 else Repeat(part, min_count, max_count)
+        return part
+
+    def _group(self, start: int) -> Pattern:
+        if self._peek() in ("=", "!"):
+            raise self._unsupported(start, "looking ahead")
+        pattern = self._choice()
+        if not self._take(")"):
+            raise self._wrong(start, "this `(` is never closed")
+        return pattern
 
 
 def to_grammar(text: str) -> str:

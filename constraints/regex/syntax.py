@@ -246,11 +246,11 @@ _UNSUPPORTED_GROUPS = {
 
 def parse(text: str, dialect: Dialect) -> Pattern:
     """Parse a pattern. Raises Malformed, and NotEnforced for what is not regular."""
-    return _Parser(text, dialect).parse()
+    return Parser(text, dialect).parse()
 
 
-class _Parser:
-    """Parses one pattern from left to right."""
+class Parser:
+    """Parses one pattern from left to right; that of grammars in GBNF is built upon it."""
 
     def __init__(self, text: str, dialect: Dialect) -> None:
         self._text = text

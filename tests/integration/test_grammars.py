@@ -53,7 +53,7 @@ def test_a_grammar_is_judged_and_refused_with_its_place(server: RunningServer) -
     body = {"grammar": {"type": "gbnf", "value": "root ::= <think>"}, "text": "a"}
     refused = posted(server, "/constraints/check", body)
     assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
-    assert "position 9: tokens that stand for no text" in refused.text
+    assert "position 9: a token without text" in refused.text
 
 
 def test_each_token_says_what_the_constraint_did_to_its_choice(server: RunningServer) -> None:
