@@ -193,7 +193,8 @@ _MAX_PROPERTIES = 2000
 def _properties(place: Place, value: Json, pointer: str) -> None:
     if len(value) > _MAX_PROPERTIES:
         raise TooComplex(f"{pointer}: more than {_MAX_PROPERTIES} properties of one object")
-    place.rewriter.string(list(value), pointer)
+    for name in value:
+        place.rewriter.string(name, pointer)
     ordering = place.schema.get("propertyOrdering", ())
     in_order = {name: value[name] for name in (*ordering, *value) if name in value}
     rewritten = place.map(in_order, pointer)
@@ -210,7 +211,8 @@ def _rest(place: Place, value: Json, pointer: str) -> None:
 
 
 def _required(place: Place, value: Json, pointer: str) -> None:
-    place.rewriter.string(value, pointer)
+    for name in value:
+        place.rewriter.string(name, pointer)
     place.out["required"] = list(dict.fromkeys(value))
 
 

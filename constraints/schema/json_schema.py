@@ -29,7 +29,7 @@ from constraints.schema.grammar import (
 )
 from constraints.schema.keywords import is_annotation
 from constraints.schema.negation import LOGIC_HANDLERS
-from constraints.schema.reading import Json, at, below, read
+from constraints.schema.reading import Json, at, below, read, shown
 from constraints.schema.rewriting import NOT_WATCHED, Rewriter, Rewritten, close_narrow_ranges
 from constraints.schema.watched import Watch, Watched, bound, watches_of
 from constraints.spec import ConstraintSpec, Whitespace
@@ -45,11 +45,6 @@ def _assertions(raw: Json) -> list[Json]:
     said = {key: value for key, value in raw.items() if not is_annotation(key)}
     both = said.pop("allOf", [])
     return [*({key: value} for key, value in said.items()), *both] or [raw]
-
-
-def _shown(raw: Json) -> str:
-    text = json.dumps(raw, ensure_ascii=False)
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
 # The most CPU seconds, for messages only. A part takes some 100 us.
@@ -112,7 +107,11 @@ class RefusalLocator:
     def _contradiction(self, part: Json, what: str) -> Contradiction:
         pointer = self._pointer(part)
         raw = self._raw(pointer)
-        parts = tuple(dict.fromkeys(map(_shown, _assertions(part if raw is None else raw))))
+        parts = tuple(
+            dict.fromkeys(
+                shown(each, _MAX_SHOWN) for each in _assertions(part if raw is None else raw)
+            )
+        )
         if len(parts) > _MAX_NAMED:
             listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
             what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"

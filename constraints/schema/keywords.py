@@ -37,14 +37,6 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_string(value: Json) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: Json) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_strings(value: Json) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
@@ -58,73 +50,61 @@ def _is_type(value: Json) -> bool:
     return bool(names) and all(isinstance(each, str) and each in TYPES for each in names)
 
 
-_SCHEMA = (_is_schema, "a schema: an object, true or false")
-_SCHEMAS = (_is_schemas, "a list of schemas, at least one")
-_SCHEMA_MAP = (_is_schema_map, "an object whose values are schemas")
-_COUNT = (_is_count, "a whole number, 0 or more")
-_NUMBER = (_is_number, "a number")
-_BOUND = (lambda value: _is_number(value) or _is_bool(value), "a number")
-_STRING = (_is_string, "a string")
-_BOOL = (_is_bool, "true or false")
-_STRINGS = (_is_strings, "a list of strings")
-_STRINGS_MAP = (_is_strings_map, "an object whose values are lists of strings")
+def _is_dependencies(value: Json) -> bool:
+    return isinstance(value, dict) and all(
+        _is_schema(each) or _is_strings(each) for each in value.values()
+    )
 
-# The shape of each keyword's value, as a check and in words.
-SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
-    "type": (_is_type, f"one of {', '.join(TYPES)}, or a list of them"),
-    "enum": (lambda value: isinstance(value, list), "a list of values"),
-    "const": (lambda value: True, "any value"),
-    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), _SCHEMA_MAP),
-    **dict.fromkeys(
-        (
-            "additionalProperties",
-            "additionalItems",
-            "not",
-            "if",
-            "then",
-            "else",
-            "contains",
-            "propertyNames",
-            "unevaluatedItems",
-            "unevaluatedProperties",
-            "contentSchema",
-        ),
-        _SCHEMA,
+
+# Keywords, the shape of their values as a check, and in words.
+_SHAPES: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
+    ("type", _is_type, f"one of {', '.join(TYPES)}, or a list of them"),
+    ("enum", lambda value: isinstance(value, list), "a list of values"),
+    ("const", lambda value: True, "any value"),
+    ("allOf anyOf oneOf prefixItems", _is_schemas, "a list of schemas, at least one"),
+    (
+        "properties patternProperties $defs definitions dependentSchemas",
+        _is_schema_map,
+        "an object whose values are schemas",
     ),
-    "items": (
+    (
+        "additionalProperties additionalItems not if then else contains propertyNames"
+        " unevaluatedItems unevaluatedProperties contentSchema",
+        _is_schema,
+        "a schema: an object, true or false",
+    ),
+    (
+        "items",
         lambda value: _is_schema(value) or _is_schemas(value) or value == [],
         "a schema, or a list of schemas",
     ),
-    **dict.fromkeys(
-        (
-            "minLength",
-            "maxLength",
-            "minItems",
-            "maxItems",
-            "minProperties",
-            "maxProperties",
-            "minContains",
-            "maxContains",
-        ),
-        _COUNT,
+    (
+        "minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains",
+        _is_count,
+        "a whole number, 0 or more",
     ),
-    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    **dict.fromkeys(("uniqueItems", "nullable"), _BOOL),
-    **dict.fromkeys(("required", "propertyOrdering"), _STRINGS),
-    **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor", "$schema"), _STRING),
-    "dependentRequired": _STRINGS_MAP,
-    "dependentSchemas": _SCHEMA_MAP,
-    "dependencies": (
-        lambda value: (
-            isinstance(value, dict)
-            and all(_is_schema(each) or _is_strings(each) for each in value.values())
-        ),
+    ("minimum maximum", _is_number, "a number"),
+    (
+        "exclusiveMinimum exclusiveMaximum",
+        lambda value: _is_number(value) or isinstance(value, bool),
+        "a number",
+    ),
+    ("multipleOf", lambda value: _is_number(value) and value > 0, "a number above 0"),
+    ("uniqueItems nullable", lambda value: isinstance(value, bool), "true or false"),
+    ("required propertyOrdering", _is_strings, "a list of strings"),
+    (
+        "pattern format $ref $id $anchor $schema",
+        lambda value: isinstance(value, str),
+        "a string",
+    ),
+    ("dependentRequired", _is_strings_map, "an object whose values are lists of strings"),
+    (
+        "dependencies",
+        _is_dependencies,
         "an object whose values are schemas or lists of strings",
     ),
-}
+)
+SHAPES = {name: (check, words) for names, check, words in _SHAPES for name in names.split()}
 
 # What a string is encoded in. Drafts may assert it; masks do not.
 CONTENT = ("contentEncoding", "contentMediaType", "contentSchema")

@@ -8,7 +8,6 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NoReturn
 
 from constraints.errors import Malformed, TooComplex
@@ -18,7 +17,6 @@ Json = Any
 
 # The engine reads JSON no deeper than 128.
 MAX_DEPTH = 100
-_MAX_SHOWN_LEN = 60
 # Python's limit is little higher.
 _MAX_INT_LEN = 4000
 # Of an item, as RFC 6901 has it: without zeros in front.
@@ -32,27 +30,26 @@ def read(text: str) -> Json:
             text,
             object_pairs_hook=no_key_twice,
             parse_int=_integer,
+            parse_float=_fraction,
             parse_constant=_no_constant,
         )
+        json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise Malformed(f"the schema is not JSON: {error}", error.pos) from None
     except RecursionError:
         raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep") from None
+    except UnicodeEncodeError:
+        raise Malformed("a string of the schema has half of a surrogate pair") from None
     except ValueError as error:
         raise Malformed(f"the schema is not JSON: {error}") from None
-    check(value)
+    _check_depth(value, 0)
     return value
 
 
-def check(value: Json) -> None:
-    """Check depth, numbers and surrogates. Raises Malformed with a pointer, TooComplex."""
-    _check(value, ())
-
-
-def shown(value: Json) -> str:
+def shown(value: Json, max_len: int = 60) -> str:
     """A value as JSON, shortened for an error message."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."
+    return text if len(text) <= max_len else text[:max_len] + "..."
 
 
 def equal_key(value: Json) -> str:
@@ -114,33 +111,22 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _fraction(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} is too large a number")
+    return number
+
+
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check(value: Json, place: tuple[str | int, ...]) -> None:
-    """Refuse what the engine's parser cannot read, while its place is known."""
-    if len(place) > MAX_DEPTH:
+def _check_depth(value: Json, depth: int) -> None:
+    if depth > MAX_DEPTH:
         raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep")
-    match value:
-        case dict():
-            for key, member in value.items():
-                _check(key, (*place, key))
-                _check(member, (*place, key))
-        case list():
-            for index, member in enumerate(value):
-                _check(member, (*place, index))
-        case str():
-            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-                raise _bad("{} has half of a surrogate pair", place)
-        case float():
-            if not math.isfinite(value):
-                raise _bad("{}: the number is too large", place)
-
-
-def _bad(message: str, place: tuple[str | int, ...]) -> Malformed:
-    pointer = reduce(below, place, "")
-    return Malformed(message.format(pointer or "the schema"), pointer=pointer)
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, depth + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,12 +235,12 @@ class Rewriter:
         raw = value
         value = self.draft.read(value)
         self.check_keywords(value, pointer)
-        out: dict[str, Json] = {}
-        also: list[Json] = []
+        place = Place(self, value, pointer, {}, [])
         for keyword in value:
-            self._keyword(keyword, value, pointer, out, also)
-        if also:
-            out["allOf"] = [*out.get("allOf", ()), *also]
+            self._keyword(place, keyword)
+        out = place.out
+        if place.also:
+            out["allOf"] = [*out.get("allOf", ()), *place.also]
         put_patterns_last(out)
         patterns = [below(pointer, each) for each in ("patternProperties", "propertyNames")]
         if any(each in self._given_up for each in patterns):
@@ -260,35 +260,28 @@ class Rewriter:
                 message = f"{place}: {rule}. Given: {shown(inner)}"
                 raise Malformed(message, pointer=place)
 
-    def _keyword(
-        self,
-        keyword: str,
-        schema: dict[str, Json],
-        pointer: str,
-        out: dict[str, Json],
-        also: list[Json],
-    ) -> None:
-        value = schema[keyword]
-        place = below(pointer, keyword)
+    def _keyword(self, place: Place, keyword: str) -> None:
+        value = place.schema[keyword]
+        pointer = below(place.pointer, keyword)
         if keyword in self._handlers:
-            self._handlers[keyword](Place(self, schema, pointer, out, also), value, place)
+            self._handlers[keyword](place, value, pointer)
         elif keyword in REFUSED:
-            self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
+            self.refuse(pointer, f"{keyword}: {REFUSED[keyword]}")
         elif keyword.startswith(EXTENSIONS):
-            self.note(place)
+            self.note(pointer)
         elif keyword in CONTENT:
             # Generators write base64 with its pattern.
-            if keyword != "contentEncoding" or "pattern" not in schema:
-                self.note(place)
+            if keyword != "contentEncoding" or "pattern" not in place.schema:
+                self.note(pointer)
         elif keyword not in ANNOTATIONS:
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
             known = intended_assertion(keyword)
             if known is not None and not self._lenient:
-                self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
+                self.refuse(pointer, f"{keyword!r} is not a keyword; did you mean {known!r}?")
             else:
-                self.note(place)
+                self.note(pointer)
 
     def definition(self, target: str) -> str:
         """The name under which the schema at a pointer is defined in the result."""
@@ -319,18 +312,10 @@ class Rewriter:
         """The value at a pointer of the document."""
         return at(self._document, pointer)
 
-    def string(self, value: Json, place: str) -> None:
+    def string(self, text: str, pointer: str) -> None:
         """Record a string that cannot be written without \\u."""
-        if isinstance(value, str):
-            if any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value):
-                self._needs_u.append(place)
-        elif isinstance(value, list):
-            for item in value:
-                self.string(item, place)
-        elif isinstance(value, dict):
-            for key, member in value.items():
-                self.string(key, place)
-                self.string(member, place)
+        if any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in text):
+            self._needs_u.append(pointer)
 
 
 def put_patterns_last(schema: dict[str, Json]) -> None:

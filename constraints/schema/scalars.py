@@ -1,5 +1,6 @@
 """Keywords of types, values, numbers and strings."""
 
+from collections.abc import Iterator
 from math import lcm
 
 from constraints.errors import Malformed, NotEnforced
@@ -32,31 +33,32 @@ def _count(place: Place, value: Json, pointer: str) -> None:
 
 def _values(place: Place, value: Json, pointer: str) -> None:
     keyword = pointer.rpartition("/")[2]
-    for inner in value if keyword == "enum" else [value]:
-        _check_numbers(place, inner, pointer)
-    place.rewriter.string(value, pointer)
+    for leaf in _leaves(value):
+        if isinstance(leaf, str):
+            place.rewriter.string(leaf, pointer)
+        elif not _is_exact(leaf):
+            place.rewriter.refuse(pointer, _INEXACT.format(leaf))
     if keyword == "enum" and not value:
         place.also.append(False)
     else:
         place.out[keyword] = value
 
 
-def _check_numbers(place: Place, value: Json, pointer: str) -> None:
-    match value:
-        case bool():
-            return
-        case int():
-            if abs(value) > _EXACT:
-                place.rewriter.refuse(pointer, _INEXACT.format(value))
-        case float():
-            if value and not _SMALLEST <= abs(value) <= _LARGEST:
-                place.rewriter.refuse(pointer, _INEXACT.format(value))
-        case list():
-            for item in value:
-                _check_numbers(place, item, pointer)
-        case dict():
-            for member in value.values():
-                _check_numbers(place, member, pointer)
+def _leaves(value: Json) -> Iterator[Json]:
+    """The scalars and keys inside of a value."""
+    if isinstance(value, dict):
+        yield from value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _is_exact(value: Json) -> bool:
+    if isinstance(value, float):
+        return value == 0 or _SMALLEST <= abs(value) <= _LARGEST
+    return not isinstance(value, int) or abs(value) <= _EXACT
 
 
 def _bound(place: Place, value: Json, pointer: str) -> None:
