@@ -8,7 +8,7 @@ It knows no request, no layer and no model; the runner decides what each sequenc
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.staging import PinnedStaging
-from proto.contract import Generation, KeptState
+from proto.contract import Generation, KeptState, SampledToken
 
 
 class StateStep(NamedTuple):
@@ -418,15 +418,24 @@ def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]
     return np.concatenate((rows, np.repeat(rows[-1:], min_rows - len(rows))))
 
 
+class PlainTokens(NamedTuple):
+    """A token, and its log-probability, of each of some requests that go on."""
+
+    request_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """The answer to a step. `request_ids` are those that go on.
 
+    `others` are of requests of which more is to be said than `plain` does.
     `mask_ns` is the time of all threads that made this step's `num_masked_rows` masks, before
     the forward and beside it; the step had to wait `mask_wait_ns` for them.
     """
 
-    generations: tuple[Generation, ...]
+    others: tuple[Generation, ...]
     request_ids: tuple[int, ...]
     forward_ns: int
     sample_ns: int
@@ -434,3 +443,15 @@ class StepOutput:
     mask_ns: int = 0
     num_masked_rows: int = 0
     mask_wait_ns: int = 0
+    plain: PlainTokens = field(default_factory=lambda: PlainTokens([], [], []))
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """What it brought to each request."""
+        request_ids, token_ids, logprobs = self.plain
+        tokens = map(SampledToken, token_ids, logprobs)
+        plain = [
+            Generation(request_id, (token,))
+            for request_id, token in zip(request_ids, tokens, strict=True)
+        ]
+        return (*plain, *self.others)

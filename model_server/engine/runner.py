@@ -38,7 +38,7 @@ from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.sampling.choosing import PromptScore
 from model_server.sampling.sampler import Sampler
-from model_server.step import StepInputs, StepOutput
+from model_server.step import PlainTokens, StepInputs, StepOutput
 from proto.contract import (
     FinishReason,
     Generation,
@@ -453,7 +453,7 @@ class Runner:
         )
 
     def _apply(self, step: StepInFlight) -> StepOutput:
-        generations = step.failed + self._held.apply(step)
+        others, plain = self._held.apply(step)
         for chunk in step.chunks:
             states = chunk.sequence.states
             if states is not None and chunk.state is not None:
@@ -464,7 +464,7 @@ class Runner:
         started_ns = max(step.started_ns, self._finished_ns)
         self._finished_ns = time.perf_counter_ns()
         return StepOutput(
-            generations=generations,
+            others=step.failed + others,
             request_ids=tuple(self._held.sequences),
             forward_ns=step.forward_ns,
             sample_ns=step.sample_ns,
@@ -472,6 +472,7 @@ class Runner:
             mask_ns=step.mask_ns,
             num_masked_rows=step.num_masked_rows,
             mask_wait_ns=step.mask_wait_ns,
+            plain=plain,
         )
 
 
@@ -557,12 +558,15 @@ class HeldRequests:
             if self._guides is not None:
                 self._guides.close(request_id)
 
-    def apply(self, step: StepInFlight) -> tuple[Generation, ...]:
-        """Apply a step's results to the sequences; returns generations on rank 0 alone."""
+    def apply(self, step: StepInFlight) -> tuple[tuple[Generation, ...], PlainTokens]:
+        """Apply a step's results to the sequences; returns what they brought, on rank 0 alone."""
         for request_id, reason in step.errors.items():
             if request_id not in step.refused:
                 _log_failure(request_id, reason)
         generations: list[Generation] = []
+        plain = PlainTokens([], [], [])
+        sampled = step.sampled
+        is_quiet = not (step.errors or step.advances or step.behind or step.late or step.scores)
         ended: list[int] = []
         drawn = iter(step.drawn)
         row = 0
@@ -584,14 +588,28 @@ class HeldRequests:
                 if finish_reason is not None:
                     sequence.has_ended = True
                     ended.append(sequence.request_id)
-            if self._sampler is not None and (samples or scores or finish_reason is not None):
+            if (
+                is_quiet
+                and sampled is not None
+                and samples
+                and finish_reason is None
+                and not scores
+                and not chunk.drafts
+                and not sampled.top_tokens[row]
+            ):
+                # Nearly every row: no object is made of it.
+                plain.request_ids.append(sequence.request_id)
+                plain.token_ids.append(sampled.token_ids[row])
+                plain.logprobs.append(sampled.logprobs[row])
+                row += 1
+            elif self._sampler is not None and (samples or scores or finish_reason is not None):
                 has_row = samples and sequence.request_id not in step.late
                 generations.append(
                     _generation(step, chunk, row if has_row else None, finish_reason, scores)
                 )
                 row += has_row
         self.drop(ended)
-        return tuple(generations)
+        return tuple(generations), plain
 
     def _finish_reason(
         self, sequence: SequenceState, samples: bool, drawn: Drawn

@@ -309,6 +309,11 @@ class PlannedChunk(NamedTuple):
         """
         start = sequence.computed_len
         decodes = sequence.is_decoding
+        if before is None and update is None and decodes and not sequence.logprobs.prompt:
+            is_covered = start < len(sequence.block_ids) * block_size
+            if is_covered and sequence.states is None and start + 1 == len(sequence.token_ids):
+                # Nearly always: its last token, and nothing that is new.
+                return cls(sequence, start, 1, sequence.block_ids, 1, True)
         draws = False
         if before is not None:
             start = before.start + before.chunk_len - before_is_late
@@ -417,11 +422,11 @@ class PlannedChunk(NamedTuple):
         """
         adapter_id = self.sequence.adapter_id
         adapter = None if adapter_id is None else adapters.place_of(adapter_id)
+        images = self.sequence.images
         start = self.start - self.num_repeated
         token_ids = self.sequence.token_ids[start : self.start + self.chunk_len]
         if self.awaits or self.drafts:
             token_ids = [*token_ids, *(self.drafts or (0,))]
-        images = self.sequence.images
         if images is None:
             return SequenceStep(
                 token_ids, start, self.block_ids, self.num_logits, self.state, adapter

@@ -203,8 +203,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 T = TypeVar("T")
-# What a generation has behind its request and its tokens, by default.
-_NOTHING_ELSE = Generation(0)[2:]
 
 
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
@@ -516,16 +514,12 @@ def _optional(message: Message, name: str) -> int | None:
 
 
 def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
-    plain: list[Generation] = []
-    others: list[Generation] = []
-    for generation in output.generations:
-        (plain if _is_plain(generation) else others).append(generation)
     return pb.StepResponse(
         epoch=epoch,
-        generations=[_generation_to_pb(generation) for generation in others],
-        plain_request_ids=[each.request_id for each in plain],
-        plain_token_ids=[each.tokens[0].token_id for each in plain],
-        plain_logprobs=[each.tokens[0].logprob for each in plain],
+        generations=[_generation_to_pb(generation) for generation in output.others],
+        plain_request_ids=output.plain.request_ids,
+        plain_token_ids=output.plain.token_ids,
+        plain_logprobs=output.plain.logprobs,
         request_ids=output.request_ids,
         forward_ns=output.forward_ns,
         sample_ns=output.sample_ns,
@@ -534,12 +528,6 @@ def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
         num_masked_rows=output.num_masked_rows,
         mask_wait_ns=output.mask_wait_ns,
     )
-
-
-def _is_plain(generation: Generation) -> bool:
-    """Whether a token and its log-probability are all that is to be said."""
-    tokens = generation.tokens
-    return len(tokens) == 1 and generation[2:] == _NOTHING_ELSE and not tokens[0].top_tokens
 
 
 def _generation_to_pb(generation: Generation) -> pb.Generation:

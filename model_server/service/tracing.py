@@ -193,7 +193,7 @@ def start_tracing(endpoint: str | None, service_name: str, rank: int) -> StepTra
 
 
 def _error_of(request_id: int, output: StepOutput) -> str | None:
-    errors = (one.error for one in output.generations if one.request_id == request_id)
+    errors = (one.error for one in output.others if one.request_id == request_id)
     return next(errors, None)
 
 

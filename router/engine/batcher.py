@@ -469,6 +469,8 @@ class Batcher:
 
     def _append(self, generations: Iterable[Generation], now_s: float) -> None:
         """Appends a step's generations to their streams."""
+        num_tokens = 0
+        waited_s: dict[float, int] = {}
         for generation in generations:
             # A request may have been cancelled or expired while its step was under way.
             stream = self._streams.get(generation.request_id)
@@ -484,10 +486,16 @@ class Batcher:
                 self._fail(stream, failed_by_bug(stream, error))
                 continue
             if generation.tokens:
-                self._observer.generated(generation, last_s, now_s)
+                num_tokens += len(generation.tokens)
+                if last_s is not None:
+                    # Nearly all had their last token at the same time.
+                    waited_s[now_s - last_s] = waited_s.get(now_s - last_s, 0) + 1
+                if len(generation.tokens) > 1 or generation.num_drafts:
+                    self._observer.several(generation)
             self._publish(stream)
-            if stream.end is None:
+            if stream.end is None and stream.num_unread >= MANY_UNREAD:
                 self._backpressure.check(stream)
+        self._observer.generated(num_tokens, waited_s)
 
     def _expire(self, now_s: float) -> None:
         for request_id in self._scheduler.expired(now_s):
@@ -858,8 +866,8 @@ class Backpressure:
         return len(self._paused)
 
     def check(self, stream: Stream) -> None:
-        """Pauses a stream that has too many unread events."""
-        if stream.num_unread >= MANY_UNREAD and stream.request_id not in self._paused:
+        """Pauses a stream, which has too many unread events."""
+        if stream.request_id not in self._paused:
             self._paused[stream.request_id] = stream
             self._scheduler.pause(stream.request_id, True)
             # What comes next is not late.

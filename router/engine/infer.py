@@ -16,7 +16,7 @@ from typing import Self
 from router.engine.batcher import Batcher
 from router.engine.beam_search import BeamGroup, BeamRun, OutputTexts
 from router.engine.constraints import ConstraintCheck
-from router.engine.stream import Stream
+from router.engine.stream import Sink, Stream
 from router.request.errors import ServerStopped
 from router.request.request import (
     ApiKey,
@@ -80,6 +80,10 @@ class Accepted:
     def text_before(self) -> str:
         """What was shown of the tokens that were made before."""
         return self._stream.text_before
+
+    def push_to(self, sink: Sink) -> None:
+        """See Stream: bursts go to the sink while its reader waits, but for the last."""
+        self._stream.sink = sink
 
     def __aiter__(self) -> Self:
         return self

@@ -109,16 +109,16 @@ class StepObserver:
         """Shards looked at an image beside their steps."""
         self._metrics.image_encoder.observe(looked_s)
 
-    def generated(self, generation: Generation, last_s: float | None, now_s: float) -> None:
-        """A step brought a sequence tokens, its first ones where `last_s` is None.
+    def generated(self, num_tokens: int, waited_s: Mapping[float, int]) -> None:
+        """A step brought so many tokens; so many sequences had waited so long since their last."""
+        self._metrics.output_tokens.inc(amount=num_tokens)
+        for since_s, count in waited_s.items():
+            self._metrics.inter_token_latency.observe(since_s, count=count)
 
-        Several tokens of one step have no latency between them.
-        """
+    def several(self, generation: Generation) -> None:
+        """A step may have brought a sequence several tokens, with no latency between them."""
         metrics = self._metrics
         num_tokens = len(generation.tokens)
-        metrics.output_tokens.inc(amount=num_tokens)
-        if last_s is not None:
-            metrics.inter_token_latency.observe(now_s - last_s)
         if num_tokens > 1:
             metrics.inter_token_latency.observe(0.0, count=num_tokens - 1)
             metrics.forced_tokens.inc(amount=generation.num_forced)

@@ -14,6 +14,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import TypeAlias
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
 from router.request.errors import RouterError
@@ -35,6 +36,8 @@ from router.text.tokenizer import Tokenizer
 
 # Tokens of before that are events again in one turn of the event loop: thousands would stop it.
 _REPLAY_LEN = 256
+# Takes a burst, or answers False.
+Sink: TypeAlias = Callable[[Sequence[Event]], bool]
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 
 
@@ -68,7 +71,8 @@ class Stream:
     was done for the request until now.
     Times are the caller's, in monotonic seconds; those of things yet to happen are None.
     `first_scheduled_s` and `cached_len` (prompt tokens found in the prefix cache) are the
-    batcher's to set.
+    batcher's to set; `sink` is the reader's, who is woken for what the sink does not take, and for
+    the last burst.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Stream:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.cached_len = 0
+        self.sink: Sink | None = None
         self.num_generated = 0
         self.end: Finished | Failed | None = None
         self._work = work
@@ -97,6 +102,7 @@ class Stream:
         constraint = request.constraint
         dropped = () if constraint is None else constraint.dropped_phrases
         self._text = OutputText(request, tokenizer) if text is None else text
+        self._is_watched = self._text.is_watched
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and not request.has_rule
         # A search that pauses chooses among the alternatives, even if the first one ends the text.
@@ -157,34 +163,46 @@ class Stream:
         return self._text.text_before
 
     def wake(self) -> None:
-        """Wakes a waiting reader if there are events."""
+        """Wakes a waiting reader if there are events, unless its sink takes them."""
         waiter = self._waiter
-        if waiter is not None and self._events and not waiter.done():
-            waiter.set_result(None)
+        if waiter is None or not self._events or waiter.done():
+            return
+        if self.sink is not None and self.end is None:
+            try:
+                is_taken = self.sink(self._events)
+            except Exception as error:  # noqa: BLE001 (it is the reader's own)
+                waiter.set_exception(error)
+                return
+            if is_taken:
+                self._events = []
+                return
+        waiter.set_result(None)
 
     def add(self, generation: Generation, now_s: float) -> None:
         """What a step brought; sets `end` when the shard, or the text, ends the sequence."""
-        self._replay(len(self._old_ids))
+        if self._old_ids:
+            self._replay(len(self._old_ids))
         if generation.prompt_logprobs:
             self._prompt_logprobs += generation.prompt_logprobs
             self._prompt_top_tokens += generation.prompt_top_tokens
+        tokens = generation.tokens
         reason = generation.finish_reason
-        if self.first_token_s is None and (generation.tokens or reason is not None):
+        if self.first_token_s is None and (tokens or reason is not None):
             self._begin(now_s)
-        for token in generation.tokens:
-            ends = generation.finish_reason in _ENDS_BY_TOKEN and token is generation.tokens[-1]
-            self._add_token(token, ends)
-            if self._text.matched is not None:
+        ends_by_token = reason is not None and reason in _ENDS_BY_TOKEN
+        for token in tokens:
+            self._add_token(token, ends_by_token and token is tokens[-1])
+            if self._is_watched and self._text.matched is not None:
                 reason = FinishReason.STOP_STRING
                 break
             # Forced tokens may go beyond a pause: the request that continues gets them again.
-            if self._is_paused and (reason is None or token is not generation.tokens[-1]):
+            if self._is_paused and (reason is None or token is not tokens[-1]):
                 reason = FinishReason.PAUSED
                 break
-        if generation.tokens:
+        if tokens:
             self.last_token_s = now_s
         if reason is not None:
-            stop_id = generation.tokens[-1].token_id if reason is FinishReason.STOP_TOKEN else None
+            stop_id = tokens[-1].token_id if reason is FinishReason.STOP_TOKEN else None
             if stop_id in self.request.template_end_ids:
                 # Shards know no template: to them it is a stop token.
                 reason = FinishReason.EOS
@@ -264,21 +282,24 @@ class Stream:
         token_id = token.token_id
         self.num_generated += 1
         special = self._tokenizer.is_special(token_id)
-        # Under a constraint special tokens are marks of the format, and ends, also those that were
-        # to be ignored.
-        is_mark = token_id in self.request.shown_ids
-        ends = ends or (special and not is_mark and self.request.has_rule)
-        is_dropped = ends and not self._keeps_stop_token
+        is_dropped = hidden = False
+        if special or ends:
+            # Under a constraint special tokens are marks of the format, and ends, also those that
+            # were to be ignored.
+            is_mark = token_id in self.request.shown_ids
+            ends = ends or (not is_mark and self.request.has_rule)
+            is_dropped = ends and not self._keeps_stop_token
+            is_skipped = special and self.request.skip_special_tokens and not is_mark
+            hidden = is_dropped or is_skipped
         pushed, shown = ("", "") if is_dropped else self._text.push(token_id)
         if shown:
             self._texts.append(shown)
-        hidden = is_dropped or (special and self.request.skip_special_tokens and not is_mark)
         # What is pushed may begin with the rest of a character that the token leaves broken.
         own = self._tokenizer.token_text(token_id) if hidden else pushed
         top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
         reported = TokenLogprob(token_id, own, token.logprob, special, hidden)
         event = TokenGenerated(reported, shown, top_tokens, token.mask_effect)
-        if not self._text.is_watched:
+        if not self._is_watched:
             self._events.append(event)
             return
         self._held.add(event, len(pushed))

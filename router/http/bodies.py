@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -357,6 +357,23 @@ def _misshapen(name: str, rule: str) -> HttpError:
 def json_response(answer: object, headers: Mapping[str, str] | None = None) -> Response:
     """An answer of 200 in JSON."""
     return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+
+
+# Where the scope of a request has a PartWriter.
+PART_WRITER = "tandem.parts"
+
+
+class PartWriter(Protocol):
+    """Writes parts of an answer that goes out in chunks, at once: `send` of ASGI is a call of each
+    layer for each of them. A layer that reads the parts takes it out of the scope.
+    """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the answer has begun, and its client takes more of it now."""
+
+    def write(self, data: bytes) -> None:
+        """As `body_part` with more to come, while it is ready."""
 
 
 def body_part(data: bytes, *, more: bool) -> Message:

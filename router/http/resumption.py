@@ -32,7 +32,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from processes.instruments import Counter
-from router.http.bodies import BodyReader, body_part, end, until_disconnected
+from router.http.bodies import PART_WRITER, BodyReader, body_part, end, until_disconnected
 from router.http.errors import HttpError
 from router.http.server.access import AccessRecord, refuse
 from router.http.sse import KEEP_ALIVE, KEEP_ALIVE_S
@@ -326,6 +326,7 @@ class Resumption:
 
         Answers that are no streams pass unchanged.
         """
+        scope.pop(PART_WRITER, None)
         hosted = _Host(scope, receive, send, self._open)
         try:
             await self._app(scope, hosted.receive, hosted.send)

@@ -4,19 +4,21 @@
     source 1 --burst--> Frames.render --bytes--> send
     receive --disconnect--> end of the stream              one task
 
-A burst goes out in one write. A client that leaves ends the sources at once; a client that waits
+A burst goes out in one write. Where the client keeps up, whoever makes a burst renders and writes
+it, and no task is woken for it. A client that leaves ends the sources at once; a client that waits
 long gets a comment line. It knows no API's events.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.http.bodies import body_part, end, until_disconnected
+from router.http.bodies import PART_WRITER, PartWriter, body_part, end, until_disconnected
 from router.request.errors import RouterError
 
 KEEP_ALIVE_S = 15.0
@@ -38,6 +40,16 @@ class Source(Protocol[T_co]):
 
     async def aclose(self) -> None:
         """Ends it, also one that was never begun; may be called again."""
+
+
+@runtime_checkable
+class PushingSource(Protocol[T_co]):
+    """A source that needs no task to be woken for each burst."""
+
+    def push_to(self, sink: Callable[[Sequence[T_co]], bool]) -> None:
+        """While its reader waits, the sink is called with a burst; where it answers False, and for
+        the last one, the reader is woken as ever.
+        """
 
 
 class Frames(Protocol[T_contra]):
@@ -75,6 +87,7 @@ class EventStream(Response, Generic[T]):
         # Waiting for a slow reader is no silence, so writes under way are counted.
         self._num_writing = 0
         self._sent_s = 0.0
+        self._clock = asyncio.get_running_loop().time
 
     async def begin(self) -> None:
         """Starts to read the sources, before anything is sent.
@@ -95,7 +108,7 @@ class EventStream(Response, Generic[T]):
         leaving = asyncio.ensure_future(until_disconnected(receive))
         try:
             self._start()
-            await self._open(send)
+            await self._open(scope, send)
             last: bytes | None
             try:
                 await self._until_written(leaving, send)
@@ -115,17 +128,31 @@ class EventStream(Response, Generic[T]):
             for index, source in enumerate(self._sources)
         ]
 
-    async def _open(self, send: Send) -> None:
+    async def _open(self, scope: Scope, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         self._send = send
-        self._sent_s = asyncio.get_running_loop().time()
+        self._sent_s = self._clock()
         self._may_send.set()
+        parts: PartWriter | None = scope.get(PART_WRITER)
+        if parts is not None:
+            for index, source in enumerate(self._sources):
+                if isinstance(source, PushingSource):
+                    source.push_to(partial(self._push, parts, index))
+
+    def _push(self, parts: PartWriter, index: int, burst: Sequence[T]) -> bool:
+        """Writes a burst; False: it has to wait for the client."""
+        if self._num_writing or not parts.is_ready:
+            return False
+        if frames := self._frames.render(index, burst):
+            parts.write(frames)
+            self._sent_s = self._clock()
+        return True
 
     async def _until_written(self, leaving: "asyncio.Future[None]", send: Send) -> None:
         """Waits for all writers or the client's leaving, and breaks long silences."""
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         while not leaving.done():
             self._check_writers()
             writing = {writer for writer in self._writers if not writer.done()}
@@ -148,7 +175,7 @@ class EventStream(Response, Generic[T]):
                 writer.result()
 
     async def _write(self, index: int, source: Source[T]) -> None:
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         render = self._frames.render
         async for burst in source:
             if frames := render(index, burst):

@@ -11,11 +11,10 @@ what goes wrong then is an event in it. There is one event for each token, and n
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import orjson
 from pydantic import Field
@@ -23,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proto.contract import FinishReason
-from router.engine.infer import Completion, Infer
+from router.engine.infer import Accepted, Completion, Infer
+from router.engine.stream import Sink
 from router.engine.validation import RawParams
 from router.http.answers import RawThought
 from router.http.bodies import json_response, unless_disconnected
@@ -464,6 +464,36 @@ def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:
     return b',"top_tokens":' + orjson.dumps([token_fields(token) for token in top_tokens])
 
 
+class _LateEvents:
+    """The events of a request that is checked and submitted when they are asked for."""
+
+    def __init__(self, submit: Callable[[], Awaitable[Accepted]]) -> None:
+        self._submit = submit
+        self._accepted: Accepted | None = None
+        self._sink: Sink | None = None
+
+    def push_to(self, sink: Sink) -> None:
+        """See PushingSource."""
+        self._sink = sink
+        if self._accepted is not None:
+            self._accepted.push_to(sink)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[Event]:
+        if self._accepted is None:
+            self._accepted = await self._submit()
+            if self._sink is not None:
+                self._accepted.push_to(self._sink)
+        return await self._accepted.__anext__()
+
+    async def aclose(self) -> None:
+        """Cancels what has not ended."""
+        if self._accepted is not None:
+            await self._accepted.aclose()
+
+
 class TgiRoutes:
     def __init__(
         self,
@@ -589,11 +619,10 @@ class TgiRoutes:
         )
         headers = stream_headers(self._info, len(body.inputs))
         told = frames if record.moving is None else record.moving.around(frames)
-        return EventStream([self._events(record, body)], told, headers)
+        events = _LateEvents(partial(self._submit, record, body))
+        return EventStream([events], told, headers)
 
-    async def _events(
-        self, record: RequestRecord, body: GenerateBody
-    ) -> AsyncGenerator[Sequence[Event], None]:
+    async def _submit(self, record: RequestRecord, body: GenerateBody) -> Accepted:
         parameters = body.chosen
         if parameters.best_of not in (None, 1):
             raise InvalidRequest(
@@ -612,6 +641,4 @@ class TgiRoutes:
             if moving is None
             else moving.submit(self._infer, [checked])
         )
-        async with aclosing(accepted):
-            async for burst in accepted:
-                yield burst
+        return accepted

@@ -195,7 +195,9 @@ class Planner:
         allocation = sequence.allocation
         assert allocation is not None, f"request {sequence.request_id} has no blocks"
         block_ids: tuple[int, ...] = ()
-        stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
+        stop_len = sequence.scheduled_len + chunk_len
+        if stop_len > allocation.capacity:
+            stop_len = min(stop_len, sequence.max_computed_len)
         if stop_len > allocation.capacity:
             grown = self._grow(sequence, allocation, stop_len, plan)
             if grown is None:

@@ -37,7 +37,7 @@ from proto.contract import Generation, StepResult
 from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator, BlockAllocation
 from router.scheduler.fair_shares import FairShares
-from router.scheduler.sequence import ComputedChunk, ScheduledChunk, Sequence
+from router.scheduler.sequence import ScheduledChunk, Sequence
 
 # How many are offered in one step: a bound on a step's cost, not on a sequence's turn, since the
 # oldest are offered first. So it is also the most that one step admits; the others have the next.
@@ -297,17 +297,21 @@ class RunningBatch:
 
 
 class AnsweredChunk(NamedTuple):
-    """A chunk of an answered step. `remains`: the shards still hold its request."""
+    """A chunk of an answered step, which has computed tokens [start_len, stop_len), and then
+    perhaps a sample. `remains`: the shards still hold its request.
+    """
 
     chunk: ScheduledChunk
-    computed: ComputedChunk
+    start_len: int
+    stop_len: int
+    samples: bool
     generation: Generation | None
     remains: bool
 
     @property
     def num_computed(self) -> int:
         """Tokens that were computed; drafts are among them."""
-        num_tokens = max(0, self.computed.stop_len - self.computed.start_len)
+        num_tokens = max(0, self.stop_len - self.start_len)
         return num_tokens if self.generation is None else num_tokens + self.generation.num_drafts
 
 
@@ -339,16 +343,27 @@ class StepInFlight:
         remaining_ids = frozenset(result.remaining_ids)
         answered: list[AnsweredChunk] = []
         for request_id, chunk in self.chunks.items():
-            sequence = chunk.sequence
-            generation = generations.get(request_id)
-            computed = sequence.computed(chunk)
-            remains = request_id in remaining_ids
+            sequence, num_tokens, samples = chunk
+            # What it computes is known now that all steps before it are answered.
+            start_len = sequence.computed_len
+            stop_len = start_len + num_tokens
+            if sequence.is_multi_token:
+                stop_len = min(stop_len, sequence.known_len)
+                samples = stop_len == sequence.known_len
+            each = AnsweredChunk(
+                chunk,
+                start_len,
+                stop_len,
+                samples,
+                generations.get(request_id),
+                request_id in remaining_ids,
+            )
             # A request that ended meanwhile may have been computed or not: it counts no more.
             if sequence.is_live:
-                fault = _fault(sequence, computed, generation, remains)
+                fault = _fault(sequence, each)
                 if fault is not None:
                     raise ShardFailed(f"step {self.step_id}, request {request_id}: {fault}")
-            answered.append(AnsweredChunk(chunk, computed, generation, remains))
+            answered.append(each)
         return answered
 
 
@@ -359,15 +374,20 @@ def has_ended(generation: Generation | None) -> bool:
     )
 
 
-def _fault(
-    sequence: Sequence, chunk: ComputedChunk, generation: Generation | None, remains: bool
-) -> str | None:
+def _fault(sequence: Sequence, chunk: AnsweredChunk) -> str | None:
     """The fault in the answer for a live sequence; None: it has none."""
-    fault = _excess(sequence, chunk, generation)
-    if fault is not None or has_ended(generation):
-        return fault
-    num_tokens = len(generation.tokens) if generation is not None else 0
-    if not remains:
+    generation = chunk.generation
+    num_tokens = 0
+    if generation is not None:
+        num_tokens = len(generation.tokens)
+        # Else it is one token, as nearly always.
+        if num_tokens != 1 or generation.num_accepted or not chunk.samples:
+            fault = _excess(sequence, chunk, generation)
+            if fault is not None:
+                return fault
+        if has_ended(generation):
+            return None
+    if not chunk.remains:
         return "the shard lost it without saying why"
     if generation is not None and generation.is_late:
         if num_tokens or not (chunk.samples and sequence.is_constrained):
@@ -385,10 +405,8 @@ def _fault(
     return None
 
 
-def _excess(sequence: Sequence, chunk: ComputedChunk, generation: Generation | None) -> str | None:
+def _excess(sequence: Sequence, chunk: AnsweredChunk, generation: Generation) -> str | None:
     """The fault in the number of tokens, if there are too many."""
-    if generation is None:
-        return None
     num_tokens = len(generation.tokens)
     num_accepted = generation.num_accepted
     num_left = sequence.max_new_tokens - len(sequence.output_ids)

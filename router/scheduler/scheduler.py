@@ -239,12 +239,14 @@ class Scheduler:
             sequence.num_steps_in_flight -= 1
             if sequence.is_live:
                 sequence.take_part(num_tokens, step_s, token_s)
-                self._shares.refund(sequence, each.chunk.num_tokens - num_tokens)
+                if num_tokens != each.chunk.num_tokens:
+                    self._shares.refund(sequence, each.chunk.num_tokens - num_tokens)
                 kept = self._apply_chunk(each)
                 if kept is not None:
                     counted.append(kept)
-            is_gone = has_ended(each.generation) and not each.remains
-            self._running.answered(sequence, has_ended=is_gone)
+            if sequence.num_steps_in_flight == 0 or not each.remains:
+                is_gone = has_ended(each.generation) and not each.remains
+                self._running.answered(sequence, has_ended=is_gone)
         self._running.let_go_of_states()
         if self._checks_steps:
             self.check_invariants()
@@ -352,9 +354,8 @@ class Scheduler:
             )
 
     def _apply_chunk(self, answered: AnsweredChunk) -> Generation | None:
-        chunk, computed, generation, remains = answered
+        chunk, start_len, stop_len, _, generation, remains = answered
         sequence = chunk.sequence
-        stop_len = computed.stop_len
         if chunk.samples:
             sequence.num_pending -= 1
         if generation is None:
@@ -372,7 +373,7 @@ class Scheduler:
         sequence.settle(chunk, stop_len)
         self._commit(sequence, stop_len)
         if sequence.request.logprobs.prompt:
-            generation = sequence.drop_reported_logprobs(generation, computed.start_len)
+            generation = sequence.drop_reported_logprobs(generation, start_len)
         if generation.finish_reason is not None:
             self._end(sequence, SequenceState.FINISHED)
             return generation

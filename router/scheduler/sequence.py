@@ -81,14 +81,6 @@ class ScheduledChunk(NamedTuple):
     samples: bool
 
 
-class ComputedChunk(NamedTuple):
-    """What an answered step has computed: tokens [start_len, stop_len), perhaps a sample."""
-
-    start_len: int
-    stop_len: int
-    samples: bool
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request, from `Scheduler.add` to its end.
@@ -269,16 +261,6 @@ class Sequence:
             if self.state is not SequenceState.DECODING:
                 self.move(SequenceState.DECODING)
         return ScheduledChunk(self, num_tokens, samples)
-
-    def computed(self, chunk: ScheduledChunk) -> ComputedChunk:
-        """What the oldest of its steps in flight computes, now that all before it are answered."""
-        start_len = self.computed_len
-        stop_len = start_len + chunk.num_tokens
-        samples = chunk.samples
-        if self.is_multi_token:
-            stop_len = min(stop_len, self.known_len)
-            samples = stop_len == self.known_len
-        return ComputedChunk(start_len, stop_len, samples)
 
     def settle(self, chunk: ScheduledChunk, computed_len: int) -> None:
         """The oldest of its steps in flight was answered: so many tokens are computed now.

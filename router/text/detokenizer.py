@@ -34,6 +34,8 @@ class Detokenizer:
     With `prompt_ids` the text continues the prompt's: a leading space, which decoders drop at the
     beginning of a text, stays. Without, it begins a text; `is_whole` keeps that space as well, for
     texts that must equal their tokens' bytes. `shown_ids` are shown though special tokens are not.
+
+    `push` answers the text that a token id adds; "" while a character is incomplete.
     """
 
     def __init__(
@@ -53,16 +55,14 @@ class Detokenizer:
             )
         else:
             self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids, shown_ids)
+        self.push = self._text.push
 
     def fork(self) -> "Detokenizer":
         """Another one, for a sequence that has been the same so far."""
         other = copy(self)
         other._text = self._text.fork()
+        other.push = other._text.push
         return other
-
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` adds; "" while a character is incomplete."""
-        return self._text.push(token_id)
 
     def flush(self) -> str:
         """U+FFFD for a character that was left incomplete, else ""."""

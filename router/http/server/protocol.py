@@ -34,6 +34,7 @@ from uvicorn.server import ServerState
 from websockets.protocol import State
 
 from processes.instruments import Counter
+from router.http.bodies import PART_WRITER
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord, is_probe
 
@@ -149,6 +150,24 @@ class _AnswerTransport:
         self.write = transport.write
         self.is_closing = transport.is_closing
         self.close = close
+
+
+class _CycleParts:
+    """See PartWriter; of one answer."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        cycle = self._cycle
+        is_over = cycle.disconnected or cycle.response_complete
+        return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or is_over)
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class _UnframedApp:
@@ -338,6 +357,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._answering = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _UnframedApp(app, cycle)
+        elif cycle.scope["method"] != "HEAD":
+            cycle.scope[PART_WRITER] = _CycleParts(cycle)  # type: ignore[literal-required]
         cycle.transport = _AnswerTransport(self.transport, partial(self._close_behind, cycle))  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 

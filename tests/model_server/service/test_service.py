@@ -33,7 +33,7 @@ from model_server.service.service import (
     step_to_pb,
     updates_from_pb,
 )
-from model_server.step import StepOutput
+from model_server.step import PlainTokens, StepOutput
 from processes.addresses import free_port
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
@@ -669,7 +669,7 @@ def test_a_request_that_contradicts_itself_is_refused(message: pb.Request, said:
 def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     token = SampledToken(3, -0.5, (TopToken(3, -0.5), TopToken(9, -1.0)), MaskEffect.FORCED)
     output = StepOutput(
-        generations=(
+        others=(
             Generation(1, (token,), FinishReason.EOS),
             Generation(2, (), FinishReason.ERROR, "NaN", is_refused=True),
             Generation(3, (), prompt_logprobs=(-1.0, -2.0)),
@@ -710,27 +710,30 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
 
 def test_of_plain_rows_there_are_columns_and_the_router_reads_what_the_shard_said() -> None:
     token = SampledToken(3, -0.5)
-    generations = (
-        Generation(1, (token,)),
+    others = (
         Generation(2, (token,), FinishReason.LENGTH),
-        Generation(3, (SampledToken(4, -0.25),)),
         Generation(4, (SampledToken(5, -1.0, (TopToken(5, -1.0),)),)),
         Generation(5, (token, token), num_drafts=1, num_accepted=1),
         Generation(6, is_late=True),
     )
-    output = StepOutput(generations, (1, 3), forward_ns=1, sample_ns=2, total_ns=3)
+    plain = PlainTokens([1, 3], [3, 4], [-0.5, -0.25])
+    output = StepOutput(others, (1, 3), forward_ns=1, sample_ns=2, total_ns=3, plain=plain)
+    assert output.generations[:2] == (
+        Generation(1, (token,)),
+        Generation(3, (SampledToken(4, -0.25),)),
+    )
     message = step_to_pb(output, epoch=9)
     assert list(message.plain_request_ids) == [1, 3]
     assert list(message.plain_token_ids) == [3, 4]
     assert list(message.plain_logprobs) == [-0.5, -0.25]
     read = step_from_pb(message, 0).generations
-    assert sorted(read, key=lambda generation: generation.request_id) == list(generations)
+    assert read == output.generations
 
 
 def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
     late = Generation(1, prompt_logprobs=(-1.0,), is_late=True)
     output = StepOutput(
-        generations=(late,),
+        others=(late,),
         request_ids=(1,),
         forward_ns=1,
         sample_ns=2,

@@ -72,6 +72,64 @@ async def test_old_tokens_are_events_again_a_few_in_each_turn_of_the_event_loop(
     ]
 
 
+def generation(token_id: int, reason: FinishReason | None = None) -> Generation:
+    return Generation(1, (SampledToken(token_id, -0.5),), reason)
+
+
+def short_request() -> GenerateRequest:
+    return GenerateRequest((5,), "", SamplingParams(), StopParams(10))
+
+
+async def test_a_sink_takes_bursts_in_place_of_a_reader_that_waits() -> None:
+    first, second, third, last = byte_ids("abcd")
+    taken: list[str] = []
+    is_ready = True
+
+    def sink(burst: Sequence[Event]) -> bool:
+        if is_ready:
+            taken.append("".join(each.text for each in burst if isinstance(each, TokenGenerated)))
+        return is_ready
+
+    stream = Stream(1, short_request(), byte_tokenizer(), 0.0)
+    stream.sink = sink
+    stream.add(generation(first), 1.0)
+    stream.wake()
+    assert taken == []
+    assert len(await stream.take()) == 1
+    reader = asyncio.ensure_future(stream.take())
+    await asyncio.sleep(0)
+    stream.add(generation(second), 2.0)
+    stream.wake()
+    assert (taken, stream.num_unread) == (["b"], 0)
+    is_ready = False
+    stream.add(generation(third), 3.0)
+    stream.wake()
+    (event,) = await reader
+    assert isinstance(event, TokenGenerated)
+    assert event.text == "c"
+    is_ready = True
+    reader = asyncio.ensure_future(stream.take())
+    await asyncio.sleep(0)
+    stream.add(generation(last, FinishReason.LENGTH), 4.0)
+    stream.wake()
+    assert isinstance((await reader)[-1], Finished)
+    assert taken == ["b"]
+
+
+async def test_what_goes_wrong_in_a_sink_is_its_readers_error() -> None:
+    def sink(burst: Sequence[Event]) -> bool:
+        raise ZeroDivisionError
+
+    stream = Stream(1, short_request(), byte_tokenizer(), 0.0)
+    stream.sink = sink
+    reader = asyncio.ensure_future(stream.take())
+    await asyncio.sleep(0)
+    stream.add(generation(byte_ids("a")[0]), 1.0)
+    stream.wake()
+    with pytest.raises(ZeroDivisionError):
+        await reader
+
+
 @pytest.mark.parametrize("keep", [True, False])
 async def test_the_texts_of_tokens_end_in_the_middle_of_one_where_the_text_does(
     keep: bool, tmp_path: Path

@@ -235,6 +235,16 @@ async def test_a_stream_breaks_many_times() -> None:
     assert numbers(ids_of(answer)) == list(range(60))
 
 
+async def test_its_events_have_ids_from_the_first_to_the_last() -> None:
+    async with housing(slow_shard()) as house, listening(house.app) as port:
+        path = "/generate_stream"
+        sent = await record(port, "POST", path, body(path), x_resumable="true")
+
+    events = unchunked(sent).split(b"\n\n")[:-1]
+    assert len(events) == 60
+    assert numbers(ids_of(sent)) == list(range(60))
+
+
 async def test_without_the_header_no_event_has_an_id() -> None:
     async with housing(slow_shard(0.0)) as house, listening(house.app) as port:
         plain = await record(port, "POST", GENERATE, body(GENERATE))

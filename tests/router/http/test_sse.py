@@ -13,6 +13,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from router.http.bodies import PART_WRITER
 from router.http.sse import EventStream
 from router.request.errors import Overloaded, RouterError, ShardFailed
 from tests.asked_twice import Asked, streamed_text, whole_text
@@ -111,6 +112,95 @@ async def test_a_stream_is_headers_bursts_and_an_end() -> None:
     ]
     assert [message["more_body"] for message in wire.sent[1:]] == [True, True, True, False]
     assert source.is_closed
+
+
+class Parts:
+    """What a client took at once."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+async def turns() -> None:
+    """All that can be done is done."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Pushed:
+    """A source whose bursts are pushed while its reader waits."""
+
+    def __init__(self) -> None:
+        self.unread: asyncio.Queue[Sequence[str] | None] = asyncio.Queue()
+        self.sink: Callable[[Sequence[str]], bool] | None = None
+        self.is_closed = False
+
+    def push_to(self, sink: Callable[[Sequence[str]], bool]) -> None:
+        self.sink = sink
+
+    async def add(self, burst: Sequence[str]) -> None:
+        """Once its reader waits."""
+        await turns()
+        if self.sink is None or not self.sink(burst):
+            self.unread.put_nowait(burst)
+
+    def __aiter__(self) -> "Pushed":
+        return self
+
+    async def __anext__(self) -> Sequence[str]:
+        burst = await self.unread.get()
+        if burst is None:
+            raise StopAsyncIteration
+        return burst
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_burst_is_written_at_once_while_the_client_keeps_up() -> None:
+    wire = Wire()
+    parts = Parts()
+    source = Pushed()
+    stream = EventStream([source], Words(), {})
+    scope = {"type": "http", PART_WRITER: parts}
+    sending = asyncio.ensure_future(stream(scope, wire.receive, wire.send))
+    await source.add(["a"])
+    await source.add(["b", "c"])
+    await source.add([""])
+    parts.is_ready = False
+    await source.add(["d"])
+    await turns()
+    parts.is_ready = True
+    await source.add(["e"])
+    source.unread.put_nowait(None)
+    await asyncio.wait_for(sending, 30)
+
+    assert parts.written == [b"data: a\n\n", b"data: b\n\ndata: c\n\n", b"data: e\n\n"]
+    assert wire.writes == [b"data: d\n\n", b"data: [END]\n\n"]
+    assert source.is_closed
+
+
+async def test_a_burst_waits_behind_one_that_waits_for_the_client() -> None:
+    wire = Wire()
+    parts = Parts()
+    source = Pushed()
+    stream = EventStream([source], Words(), {})
+    scope = {"type": "http", PART_WRITER: parts}
+    sending = asyncio.ensure_future(stream(scope, wire.receive, wire.send))
+    await source.add([""])
+    wire.may_send.clear()
+    source.unread.put_nowait(["a"])
+    await source.add(["b"])
+    wire.may_send.set()
+    source.unread.put_nowait(None)
+    await asyncio.wait_for(sending, 30)
+
+    assert parts.written == []
+    assert wire.writes == [b"data: a\n\n", b"data: b\n\n", b"data: [END]\n\n"]
 
 
 async def test_an_error_of_the_frames_is_the_last_thing_said() -> None:
