@@ -24,7 +24,6 @@ from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
 from constraints.regex.char_sets import plain_places, utf8_of
-from constraints.regex.limits import OutOfReach
 from constraints.token_trie import PLACE_MASK, TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.contradictions import contradiction, is_plainly_empty
@@ -32,7 +31,7 @@ from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import Distances, ways_of_tokens
 from constraints.where.evaluate import dropped_phrases
 from constraints.where.machine import Machine, machine_of
-from constraints.where.plain_space import ClosingSpace, without_control_space
+from constraints.where.plain_space import PlainSpace
 from constraints.where.terms import Expression
 from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
 
@@ -104,7 +103,7 @@ class WhereLanguage:
 
     coaccessible_slacks: of every place, computed over bytes
     expression:          what was compiled
-    closing_space:       white space that does not follow a complete text where nothing else may
+    plain_space:         white space that masks do not bring into a text; None: they may
     """
 
     vocabulary: Vocabulary
@@ -116,7 +115,7 @@ class WhereLanguage:
     coaccessible_slacks: Slacks
     expression: Expression
     dropped_phrases: tuple[str, ...] = ()
-    closing_space: ClosingSpace | None = None
+    plain_space: PlainSpace | None = None
 
     may_have_dead_ends: ClassVar[bool] = False
     # Every part of an expression is enforced.
@@ -222,8 +221,8 @@ class WhereMatcher:
             transitions = self.transitions()
             legal = transitions.legal(slacks, self.counts)
             mask = language.transition_cache.mask(self._place, transitions, legal)
-            if language.closing_space is not None and self.is_complete:
-                mask = language.closing_space.cleared(mask)
+            if language.plain_space is not None:
+                mask = language.plain_space.cleared(mask, is_complete=self.is_complete)
             octets[: len(mask)] = mask
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
@@ -420,13 +419,12 @@ def compile_where(
     """The language of an expression.
 
     trie:   the vocabulary's; building it takes about half a second for 128 000 tokens
-    is_plain: masks bring no white space into a text that the model would not write, see
-            `plain_space`; such texts there have to be
+    is_plain: masks bring no white space into a text that the model would not write
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
     trie = trie or TokenTrie(vocabulary)
-    language = _plain_language(expression, vocabulary, trie) if is_plain else None
-    language = language or _language(expression, vocabulary, trie)
+    plain_space = PlainSpace.of(vocabulary, expression) if is_plain else None
+    language = _language(expression, vocabulary, trie, plain_space)
     if language is not None:
         return language
 
@@ -437,25 +435,11 @@ def compile_where(
     raise error
 
 
-def _plain_language(
-    expression: Expression,
-    vocabulary: Vocabulary,
-    trie: TokenTrie,
-) -> WhereLanguage | None:
-    """None if there are no such texts, or too much to follow."""
-    plain = without_control_space(expression)
-    try:
-        closing_space = ClosingSpace.of(vocabulary, expression)
-        return _language(plain, vocabulary, trie, closing_space)
-    except (OutOfReach, TooComplex):
-        return None
-
-
 def _language(
     expression: Expression,
     vocabulary: Vocabulary,
     trie: TokenTrie,
-    closing_space: ClosingSpace | None = None,
+    plain_space: PlainSpace | None = None,
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
     machine = machine_of(expression)
@@ -476,7 +460,7 @@ def _language(
         coaccessible_slacks=table.spread(machine, counter_grid, by_state),
         expression=expression,
         dropped_phrases=dropped_phrases(expression),
-        closing_space=closing_space,
+        plain_space=plain_space,
     )
     if not language.follows_bytes:
         start = table.start // table.width

@@ -94,7 +94,7 @@ class PhraseTrie:
         # For each node, a phrase through it and the length of its prefix there.
         self._through: list[tuple[str, int]] = [("", 0)]
         self._paths: dict[str, list[int]] = {"": [0]}
-        self.ends: list[int] = [0]  # the length of the phrase that ends in this node
+        self.ends: list[int] = [-1]  # the length of the phrase that ends in this node, -1: none
         for phrase in self.phrases:
             self._insert(phrase)
         if len(self.children) * (len(self.chars) + 1) > MAX_STEPS:
@@ -111,7 +111,7 @@ class PhraseTrie:
                 self.children[node][label] = child
                 self.children.append({})
                 self._through.append((phrase, length))
-                self.ends.append(0)
+                self.ends.append(-1)
             node = child
             path.append(node)
         self.ends[node] = len(phrase)
@@ -145,7 +145,7 @@ class PhraseTrie:
             for label, child in children.items():
                 fallback[child] = int(steps[node, label]) if node else 0
                 steps[node, label] = child
-                longest[child] = longest[child] or longest[fallback[child]]
+                longest[child] = max(longest[child], longest[fallback[child]])
         return steps, longest
 
     def prefix_tree(self) -> Steps:
@@ -160,70 +160,55 @@ class PhraseTrie:
 
 def contains(phrases: Sequence[str]) -> Automaton:
     """Accepts once one of the phrases has occurred in the text."""
-    trie = PhraseTrie(phrases)
-    steps, longest = trie.following()
-    accepts = np.array([length > 0 or "" in trie.phrases for length in longest])
-    found = np.flatnonzero(accepts)
-    steps[found] = found[:, None]
-    return Automaton(trie.partition, steps, accepts)
+    automaton = ends_with(phrases)
+    found = np.flatnonzero(automaton.accepts)
+    automaton.steps[found] = found[:, None]
+    return automaton
 
 
 def starts_with(phrases: Sequence[str]) -> Automaton:
     """Accepts once the text began with one of the phrases."""
-    trie = PhraseTrie(phrases)
-    steps = trie.prefix_tree()
-    found = [node for node, end in enumerate(trie.ends) if end or "" in trie.phrases]
-    for node in found:
-        steps[node] = node
-    accepts = np.zeros(len(steps), dtype=np.bool_)
-    accepts[found] = True
-    return Automaton(trie.partition, steps, accepts)
+    automaton = one_of(phrases)
+    found = np.flatnonzero(automaton.accepts)
+    automaton.steps[found] = found[:, None]
+    return automaton
 
 
 def ends_with(phrases: Sequence[str]) -> Automaton:
     """Accepts where the text ends with one of the phrases."""
     trie = PhraseTrie(phrases)
     steps, longest = trie.following()
-    accepts = np.array([length > 0 or "" in trie.phrases for length in longest])
-    return Automaton(trie.partition, steps, accepts)
+    return Automaton(trie.partition, steps, np.array(longest) >= 0)
 
 
 def one_of(values: Sequence[str]) -> Automaton:
     """Accepts these texts."""
     trie = PhraseTrie(values)
-    accepts = np.array([end > 0 for end in trie.ends] + [False])
-    accepts[0] = "" in trie.phrases
-    return Automaton(trie.partition, trie.prefix_tree(), accepts)
+    return Automaton(trie.partition, trie.prefix_tree(), np.array([*trie.ends, -1]) >= 0)
 
 
 def stops_at(phrases: Sequence[str]) -> Automaton:
     """Accepts unless something follows one of the phrases."""
-    trie = PhraseTrie(phrases)
-    steps, longest = trie.following()
-    sink = len(steps)
-    steps = np.vstack([steps, np.full((1, steps.shape[1]), sink, dtype=np.int32)])
-    for node, length in enumerate(longest):
-        if length or "" in trie.phrases:
-            steps[node] = sink
-    accepts = np.ones(len(steps), dtype=np.bool_)
-    accepts[sink] = False
-    return Automaton(trie.partition, steps, accepts)
+    ends = ends_with(phrases)
+    sink = ends.num_states
+    steps = np.vstack([ends.steps, np.full_like(ends.steps[:1], sink)])
+    steps[np.flatnonzero(ends.accepts)] = sink
+    return Automaton(ends.partition, steps, np.arange(sink + 1) < sink)
 
 
 def compared(relation: Relation, bound: int) -> Automaton:
     """Accepts integers whose value has this relation to the bound; leading zeros are ignored."""
     below = _integers(None, bound - 1)
-    equal = _integers(bound, bound)
     above = _integers(bound + 1, None)
     options = {
-        Relation.LT: (below,),
-        Relation.LE: (below, equal),
-        Relation.EQ: (equal,),
-        Relation.NE: (below, above),
-        Relation.GE: (equal, above),
-        Relation.GT: (above,),
+        Relation.LT: below,
+        Relation.LE: _integers(None, bound),
+        Relation.EQ: _integers(bound, bound),
+        Relation.NE: f"{below}|{above}",
+        Relation.GE: _integers(bound, None),
+        Relation.GT: above,
     }
-    return matches("|".join(options[relation]))
+    return matches(options[relation])
 
 
 def _integers(low: int | None, high: int | None) -> str:
@@ -661,10 +646,11 @@ def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
         gains[node] = machine.gains[states[node]][:, columns[0]] + gained[node][:, None]
         for label in np.flatnonzero(following[node]).tolist():
             after = int(following[node, label])
-            kept_len = longest[after] or trie.prefix_len(after)
+            is_ended = longest[after] >= 0
+            kept_len = longest[after] if is_ended else trie.prefix_len(after)
             committed = trie.beginning(node, trie.prefix_len(node) + 1 - kept_len)
             goes_on = columns[1] == label
-            block = num_nodes if longest[after] else after
+            block = num_nodes if is_ended else after
             steps[node][:, goes_on] = (block * num_states + states[committed])[:, None]
             gains[node][:, goes_on] = gained[committed][:, None]
     return replace(

@@ -2,9 +2,8 @@
 
 Where a text has all the words that it may have, nothing but white space and the end may follow, and
 a model that would rather write a word takes the first character that is left to it, such as U+001E.
-So texts have no control characters that count as white space; and behind their last word they have
-one token of white space at most, which is how such a model ends a word. What an expression names by
-itself, in a phrase or a pattern, stays as it is.
+So control characters that count as white space are masked unless the expression names them or
+nothing else is legal; and a complete text is over where only white space could follow it.
 """
 
 import re
@@ -23,29 +22,21 @@ from constraints.where.terms import (
     Expression,
     Matches,
     Measure,
-    Not,
     OneOf,
     StartsWith,
     StopsAt,
     StopsBefore,
-    all_of,
 )
 
-Bits = npt.NDArray[np.uint8]  # by token, little-endian
-
 SPACE = frozenset(chr(each) for first, last in WHITESPACE for each in range(first, last + 1))
-CONTROL_SPACE = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+CONTROL_SPACE = "\x0b\x0c\x1c\x1d\x1e\x1f"
 # Escapes of a pattern that may name a character by its number, and those that name one.
 _NUMBERED = re.compile(r"\\[xuUN0-7]")
-_ESCAPED = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\v": "\x0b", "\\f": "\x0c"}
-
-
-def named_space(expression: Expression) -> frozenset[str]:
-    """White space that phrases and patterns name."""
-    return frozenset(char for atom in atoms(expression) for char in _named(atom)) & SPACE
+_ESCAPED = {"\\v": "\x0b", "\\f": "\x0c"}
 
 
 def _named(atom: Expression) -> Iterator[str]:
+    """The control characters that an atom names, and others."""
     match atom:
         case OneOf(phrases) | StartsWith(phrases) | EndsWith(phrases):
             yield from "".join(phrases)
@@ -55,54 +46,57 @@ def _named(atom: Expression) -> Iterator[str]:
             yield from phrase
         case Matches(pattern):
             yield from pattern
-            yield from SPACE if _NUMBERED.search(pattern) else ()
+            yield from CONTROL_SPACE if _NUMBERED.search(pattern) else ()
             yield from (char for escape, char in _ESCAPED.items() if escape in pattern)
-            if "\\s" in pattern:
-                yield from SPACE - frozenset(CONTROL_SPACE)
 
 
-def without_control_space(expression: Expression) -> Expression:
-    """The expression of its texts that have no control space but what it names."""
-    named = named_space(expression)
-    absent = [Not(Contains(char)) for char in CONTROL_SPACE if char not in named]
-    return all_of((expression, *absent))
+Bits = npt.NDArray[np.uint8]  # by token, little-endian
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClosingSpace:
-    """Tokens of white space alone: `every` one, and those that the expression does not name."""
+class PlainSpace:
+    """Tokens with control characters that the expression does not name, and those of white space.
 
-    every: Bits
-    unnamed: Bits
+    spaces: None: the expression counts no words
+    """
+
+    controls: Bits
+    spaces: Bits | None
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, expression: Expression) -> "ClosingSpace | None":
-        """None: the expression counts no words."""
-        if counter_of(Measure.WORDS, expression) is None:
-            return None
-        named = named_space(expression)
-        return cls(_tokens_of(vocabulary, SPACE), _tokens_of(vocabulary, SPACE - named))
+    def of(cls, vocabulary: Vocabulary, expression: Expression) -> "PlainSpace":
+        named = {char for atom in atoms(expression) for char in _named(atom)}
+        controls = re.escape("".join(sorted(set(CONTROL_SPACE) - named)).encode())
+        counts_words = counter_of(Measure.WORDS, expression) is not None
+        return cls(
+            _tokens_matching(vocabulary, b"(?s:.*[%b].*)" % controls if controls else b"(?!)"),
+            _tokens_matching(vocabulary, _SPACES) if counts_words else None,
+        )
 
-    def cleared(self, mask: Bits) -> Bits:
-        """The mask behind a complete text: where no more words may follow, nor does white space."""
-        more = mask & ~self.every[: len(mask)]
-        return mask if more.any() else mask & ~self.unnamed[: len(mask)]
+    def cleared(self, mask: Bits, *, is_complete: bool) -> Bits:
+        """The mask without white space that nobody asked for."""
+        plain: Bits = mask & ~self.controls[: len(mask)]
+        if not is_complete:
+            return plain if plain.any() else mask
+        is_over = self.spaces is not None and not (plain & ~self.spaces[: len(mask)]).any()
+        return np.zeros_like(plain) if is_over else plain
 
 
 @kept_with_vocabulary(16)
-def _tokens_of(vocabulary: Vocabulary, chars: frozenset[str]) -> Bits:
-    """The tokens that begin texts of these characters alone."""
-    spelled = [char.encode() for char in chars]
-    whole = _any_of(spelled)
-    begun = _any_of([each[:cut] for each in spelled for cut in range(1, len(each))])
-    pattern = re.compile(b"(%b)*(%b)?" % (whole, begun))
+def _tokens_matching(vocabulary: Vocabulary, pattern: bytes) -> Bits:
+    matches = re.compile(pattern).fullmatch
     bits = np.zeros(32 * vocabulary.num_words, dtype=np.bool_)
     bits[: len(vocabulary.tokens)] = [
-        bool(token) and pattern.fullmatch(token) is not None for token in vocabulary.tokens
+        bool(token) and matches(token) is not None for token in vocabulary.tokens
     ]
     return np.packbits(bits, bitorder="little")
 
 
-def _any_of(texts: list[bytes]) -> bytes:
-    """A pattern; of no text it matches none."""
-    return b"|".join(re.escape(text) for text in sorted(filter(None, texts))) or b"(?!)"
+def _beginning(texts: list[bytes]) -> bytes:
+    """A pattern of what any number of these texts begins with."""
+    begun = {text[:end] for text in texts for end in range(1, len(text))}
+    return b"(?:%b)*(?:%b)?" % tuple(b"|".join(map(re.escape, each)) for each in (texts, begun))
+
+
+# The last character may be incomplete.
+_SPACES = _beginning([char.encode() for char in sorted(SPACE)])

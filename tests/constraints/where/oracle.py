@@ -519,53 +519,49 @@ class Oracle:
 class PlainOracle(Oracle):
     """As the masks that bring no white space into a text that the expression does not name.
 
-    There are no control characters of white space; and a complete text is over where only white
-    space could follow.
+    Control characters of white space are legal where nothing else is; and a complete text is over
+    where only white space could follow.
     """
 
     def __init__(
         self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
     ) -> None:
+        super().__init__(expression, tokens, end_ids)
         named = {char for atom in _atoms(expression) for char in _said(atom)}
-        controls = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-        absent = [Not(Contains(char)) for char in controls if char not in named]
-        plain = And((expression, *absent)) if absent else expression
-        super().__init__(plain, tokens, end_ids)
-        self._named = named
+        controls = {char.encode() for char in "\x0b\x0c\x1c\x1d\x1e\x1f" if char not in named}
+        self._controls = frozenset(
+            token_id
+            for token_id, token in enumerate(tokens)
+            if any(char in token for char in controls)
+        )
         leaves = (leaf for leaf in _leaves(expression) if isinstance(leaf, Compare))
         self._counts_words = any(leaf.measure is Measure.WORDS for leaf in leaves)
 
     def legal(self, prefix: Sequence[int], max_len: int | None = None) -> frozenset[int]:
         """The tokens that may follow."""
         legal = super().legal(prefix, max_len)
-        place = self.place(prefix)
-        if not self._counts_words or not self._accepts(place):
-            return legal
+        plain = legal - self._controls
         ends = legal & frozenset(self.end_ids)
-        spaces = {chr(point) for point in range(0x3001) if chr(point).isspace()}
-        if not all(_is_of(self._tokens[token_id], spaces) for token_id in legal - ends):
-            return legal
-        unnamed = spaces - self._named
-        return ends.union(each for each in legal if not _is_of(self._tokens[each], unnamed))
+        if not ends:
+            return plain or legal
+        is_over = all(_is_space(self._tokens[token_id]) for token_id in plain - ends)
+        return ends if self._counts_words and is_over else plain
 
 
-def _is_of(token: bytes, chars: set[str]) -> bool:
-    """Whether the token begins a text of these characters alone."""
+def _is_space(token: bytes) -> bool:
+    """Whether the token begins a text of white space alone."""
     split = characters(token)
     assert split is not None
     text, tail = split
-    is_begun = not tail or any(char.encode().startswith(tail) for char in chars)
-    return is_begun and chars.issuperset(text)
+    spaces = {chr(point) for point in range(0x3001) if chr(point).isspace()}
+    is_begun = not tail or any(char.encode().startswith(tail) for char in spaces)
+    return is_begun and spaces.issuperset(text)
 
 
 def _said(atom: Expression) -> str:
-    """The characters that an atom names; of patterns all that their escapes may stand for."""
+    """The characters that an atom names."""
     if isinstance(atom, Matches):
-        classes = "".join(filter(str.isspace, map(chr, range(0x3001))))
-        plain = "".join(char for char in classes if char not in "\x0b\x0c\x1c\x1d\x1e\x1f\x85")
-        return (
-            atom.pattern + (plain if "\\s" in atom.pattern else "") + "\n" * ("\\n" in atom.pattern)
-        )
+        return atom.pattern
     return "" if isinstance(atom, IsInt | IsFloat | Compare) else _named(atom)
 
 
