@@ -544,12 +544,9 @@ class CallContext:
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
         """Check the conditions on a nested query's value, which no mask enforces."""
         values = {**self.values, hole.name: Finished(value, text, has_tokens=False)}
-        left = [check for check in self._deferred_checks if hole.name not in names_of(check)]
-        for check in (
-            part for each in (*self._deferred_checks, *terms) for part in conjuncts_of(each)
-        ):
-            if hole.name not in names_of(check):
-                continue
+        left = []
+        every = (*self._deferred_checks, *terms)
+        for check in (part for each in every for part in conjuncts_of(each)):
             if not names_of(check) <= values.keys():
                 left.append(check)
                 continue

@@ -374,6 +374,12 @@ async def test_a_check_on_a_nested_value_asks_the_inner_hole_again() -> None:
     assert len(result.requests) == 2
 
 
+async def test_what_is_said_of_a_nested_value_and_of_holes_to_come_is_kept_whole() -> None:
+    text = '"[X: told]" where X and (X != Y and Y != Z and Z != "cow")\n" [Y]"\n" [Z]"'
+
+    assert (await nested(text, "cow", "dog", "pig")).prompt == "cow dog pig"
+
+
 async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_help() -> None:
     inner = read('"[T]" where T in ["cow", "dog"]\n"[U]" where U in ["only"]\nreturn T')
     names = {"inner": Held(inner), "ok": "dog".__eq__}
