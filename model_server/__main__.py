@@ -15,19 +15,14 @@ import gc
 gc.disable()
 
 # ruff: noqa: E402
-import sys
+from processes.image_processor import hide_unfit_torchvision
 
-from model_server import config
-from processes.image_processor import hide_image_libraries, hide_unfit_torchvision
-
-if config.is_for_text_alone(sys.argv[1:]):
-    hide_image_libraries()
-else:
-    hide_unfit_torchvision()
+hide_unfit_torchvision()
 
 import asyncio
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +33,7 @@ import torch
 import uvloop
 from transformers.utils.logging import disable_progress_bar
 
+from model_server import config
 from model_server.checkpoint.check import forecast
 from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.errors import FetchStalled, RanksLost, ShardError

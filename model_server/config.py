@@ -18,7 +18,6 @@ from pathlib import Path
 
 from processes import rules
 from processes.deployment import num_visible_gpus
-from processes.model_folders import has_processor
 from processes.rules import Whole, collector, number, one_of, share, token
 from processes.settings import BadConfig, CommandLine, Group, Kind, flag_of, read_settings, setting
 
@@ -417,19 +416,6 @@ def parse(
     kind, about = _COMMANDS[command]
     by_flag = CommandLine(fields(kind), f"python -m model_server {command}", about).parse(rest)
     return read_settings(kind, by_flag, os.environ if environ is None else environ)
-
-
-def is_for_text_alone(argv: Sequence[str]) -> bool:
-    """Whether a command is about a folder whose model sees no images, whatever it is."""
-    try:
-        settings = parse(argv) if argv else None
-    except BadConfig:
-        return False
-    # Code of a checkpoint may want libraries for images, although they are not served.
-    if settings is None or isinstance(settings, DownloadConfig) or settings.trust_remote_code:
-        return False
-    folder = Path(settings.model_id)
-    return (folder / "config.json").is_file() and not has_processor(folder)
 
 
 def parse_quantize(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> QuantizeConfig:

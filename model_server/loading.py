@@ -573,7 +573,6 @@ def _info(
         max_loras=model.max_loras,
         sees_images=model.sight is not None,
         blind_reason=model.blind_reason,
-        image_token_id=None if model.sight is None else model.sight.eyes.image_token_id,
         images_see_ahead=model.sight is not None and model.sight.sees_ahead,
         setup=sha256(repr((sorted(setup.items()), gpu)).encode()).hexdigest()[:16],
     )

@@ -41,15 +41,6 @@ class ProcessedImage:
     tensors: Mapping[str, npt.NDArray[Any]] = field(repr=False)
 
 
-def hide_image_libraries() -> None:
-    """Make what reads images look absent; transformers imports what there is, even for texts.
-
-    Call this before it is imported.
-    """
-    for name in ("PIL", "torchvision"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-
-
 def hide_unfit_torchvision() -> str | None:
     """Make a torchvision that does not match torch look absent; returns what is wrong with it.
 

@@ -385,7 +385,6 @@ class ModelInfo:
         GPU
     sees_images:     whether requests may bring images
     blind_reason:    why not, where the model's class takes them
-    image_token_id:  the token of a span in whose place an image's row goes; None: it does not see
     images_see_ahead: an image's tokens attend to each other: no chunk may end inside of one
     """
 
@@ -414,7 +413,6 @@ class ModelInfo:
     setup: str = ""
     sees_images: bool = False
     blind_reason: str | None = None
-    image_token_id: int | None = None
     images_see_ahead: bool = False
 
 

@@ -235,7 +235,6 @@ class InfoResponse(_message.Message):
     SETUP_FIELD_NUMBER: _builtins.int
     SEES_IMAGES_FIELD_NUMBER: _builtins.int
     BLIND_REASON_FIELD_NUMBER: _builtins.int
-    IMAGE_TOKEN_ID_FIELD_NUMBER: _builtins.int
     IMAGES_SEE_AHEAD_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
@@ -277,8 +276,6 @@ class InfoResponse(_message.Message):
     sees_images: _builtins.bool
     """Whether requests may bring images; else, where the model's class takes them, why not."""
     blind_reason: _builtins.str
-    image_token_id: _builtins.int
-    """The token of a span in whose place an image's row goes. Absent: it does not see."""
     images_see_ahead: _builtins.bool
     """The tokens of an image attend to each other: no chunk may end inside of one."""
     @_builtins.property
@@ -315,19 +312,16 @@ class InfoResponse(_message.Message):
         setup: _builtins.str = ...,
         sees_images: _builtins.bool = ...,
         blind_reason: _builtins.str | None = ...,
-        image_token_id: _builtins.int | None = ...,
         images_see_ahead: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason", "_fallback_reason", b"_fallback_reason", "_image_token_id", b"_image_token_id", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "blind_reason", b"blind_reason", "fallback_reason", b"fallback_reason", "image_token_id", b"image_token_id", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason", "_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "blind_reason", b"blind_reason", "fallback_reason", b"fallback_reason", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason", "_fallback_reason", b"_fallback_reason", "_image_token_id", b"_image_token_id", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "blind_reason", b"blind_reason", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "image_token_id", b"image_token_id", "images_see_ahead", b"images_see_ahead", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_loras", b"max_loras", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "sees_images", b"sees_images", "setup", b"setup", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason", "_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "blind_reason", b"blind_reason", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "images_see_ahead", b"images_see_ahead", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_loras", b"max_loras", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "sees_images", b"sees_images", "setup", b"setup", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__blind_reason: _TypeAlias = _typing.Literal["blind_reason"]  # noqa: Y015
     _WhichOneofArgType__blind_reason: _TypeAlias = _typing.Literal["_blind_reason", b"_blind_reason"]  # noqa: Y015
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015
-    _WhichOneofReturnType__image_token_id: _TypeAlias = _typing.Literal["image_token_id"]  # noqa: Y015
-    _WhichOneofArgType__image_token_id: _TypeAlias = _typing.Literal["_image_token_id", b"_image_token_id"]  # noqa: Y015
     _WhichOneofReturnType__weights_bytes: _TypeAlias = _typing.Literal["weights_bytes"]  # noqa: Y015
     _WhichOneofArgType__weights_bytes: _TypeAlias = _typing.Literal["_weights_bytes", b"_weights_bytes"]  # noqa: Y015
     _WhichOneofReturnType__window_len: _TypeAlias = _typing.Literal["window_len"]  # noqa: Y015
@@ -336,8 +330,6 @@ class InfoResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__blind_reason) -> _WhichOneofReturnType__blind_reason | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback_reason) -> _WhichOneofReturnType__fallback_reason | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_token_id) -> _WhichOneofReturnType__image_token_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weights_bytes) -> _WhichOneofReturnType__weights_bytes | None: ...
     @_typing.overload

@@ -68,8 +68,8 @@ class Traits:
     with as many letters and digits. `name_in_id`: it shows a call by its id, which has to be
     `functions.NAME:NUMBER`.
 
-    `image_roles`: it shows images among the parts of their messages. `image_text` is what it writes
-    for one, which stands in the texts of all other messages.
+    `shows_images`: those among the parts of a user's message. `image_text` is what it writes for
+    one, which stands in the texts of all other messages; empty: there are none.
     """
 
     words: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Traits:
     takes_text_with_calls: bool = True
     id_len: int | None = None
     name_in_id: bool = False
-    image_roles: frozenset[str] = frozenset()
+    shows_images: bool = False
     image_text: str = ""
 
 
@@ -115,38 +115,12 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
 
 def with_images(render: Render, traits: Traits, marker: str) -> Traits:
     """The traits with those of images. `marker` is what stands for one in a prompt."""
-    parts = [_part(_TEXT), dict(_IMAGE), _part(_OTHER_TEXT)]
-    call = {
-        "id": _CALL_ID,
-        "type": "function",
-        "function": {"name": _NAME, "arguments": _ARGUMENTS},
-    }
-    answer = {"role": "assistant", "content": _NAME}
-    chats: dict[str, list[Message]] = {
-        "user": [{"role": "user", "content": parts}],
-        "system": [{"role": "system", "content": parts}, *_QUESTION],
-        "assistant": [*_QUESTION, {"role": "assistant", "content": parts}],
-        "tool": [
-            *_QUESTION,
-            {**answer, "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": parts, "tool_call_id": _CALL_ID, "name": _NAME},
-        ],
-    }
-    probing = replace(traits, image_roles=frozenset(chats))
-    roles = set()
-    text = marker
-    for role, chat in chats.items():
-        tools = [_TOOL] if role == "tool" else None
-        rendered = _rendered(render, adapt(chat, probing), tools)
-        if rendered.count(marker) != 1 or not all(
-            each in rendered for each in (_TEXT, _OTHER_TEXT)
-        ):
-            continue
-        roles.add(role)
-        between = rendered.partition(_TEXT)[2].partition(_OTHER_TEXT)[0]
-        if role == "user" and marker in between:
-            text = between
-    return replace(traits, image_roles=frozenset(roles), image_text=text)
+    question = {"role": "user", "content": [_part(_TEXT), dict(_IMAGE), _part(_OTHER_TEXT)]}
+    rendered = _rendered(render, adapt([question], traits), None)
+    is_shown = rendered.count(marker) == 1 and _TEXT in rendered and _OTHER_TEXT in rendered
+    between = rendered.partition(_TEXT)[2].partition(_OTHER_TEXT)[0]
+    text = between if is_shown and marker in between else marker
+    return replace(traits, shows_images=is_shown, image_text=text)
 
 
 def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
@@ -204,8 +178,8 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
         thought = _JOINT.join(filter(None, (thought, _text(shown["content"]))))
         shown["content"] = None if traits.takes_null_content else ""
     content = shown.get("content")
-    as_text = traits.image_text and shown.get("role") not in traits.image_roles
-    if as_text and isinstance(content, list):
+    is_shown = traits.shows_images and shown.get("role") == "user"
+    if traits.image_text and isinstance(content, list) and not is_shown:
         content = shown["content"] = _with_image_texts(content, traits.image_text)
     if traits.takes_parts and isinstance(content, str):
         shown["content"] = [_part(content)]

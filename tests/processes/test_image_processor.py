@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from launcher import BUNDLED_MODEL
 from processes.image_processor import ImageProcessor, hide_unfit_torchvision
 from tests import seeing_checkpoint
 
@@ -46,25 +45,6 @@ def test_a_torchvision_of_another_torch_is_told_and_looks_absent() -> None:
 def test_a_shard_starts_beside_it(unfit: Path) -> None:
     path = f"import sys; sys.path[:0] = [{str(unfit)!r}]; import model_server.__main__"
     subprocess.run([sys.executable, "-c", path], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("has_processor", "imported"), [(False, set()), (True, {"PIL"})])
-def test_a_shard_for_texts_imports_nothing_that_reads_images(
-    has_processor: bool, imported: set[str], tmp_path: Path
-) -> None:
-    for file in BUNDLED_MODEL.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    if has_processor:
-        (tmp_path / "preprocessor_config.json").write_text("{}")
-    code = (
-        "import sys; from model_server import __main__, config, loading\n"
-        "loading.prepare(config.parse(sys.argv[1:])).constraints.wait_read()\n"
-        "print(*(name for name, module in sys.modules.items() if module))"
-    )
-    argv = [sys.executable, "-c", code, "serve", str(tmp_path), "--uds-path=unused"]
-    run = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
-    assert {"PIL", "torchvision"} & set(run.stdout.split()) == imported
 
 
 def test_the_largest_image_is_one_that_a_prompt_has_just_room_for(tmp_path: Path) -> None:
