@@ -1,6 +1,6 @@
 """By an image of noise a shard finds out whether it sees; what it sees is what the class sees."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -16,20 +16,16 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
-from model_server import loading, zoo
-from model_server.attention.base import TokenMajorAttention
+from model_server import loading
 from model_server.attention.reference import ReferenceAttention
-from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.checkpoint.check import CheckedCheckpoint, ModelSettings, check_checkpoint
 from model_server.engine.distributed import World
 from model_server.errors import InvalidStep
 from model_server.executor import seeing
-from model_server.executor.dense import Build, load_dense, logits_in_chunks
-from model_server.executor.dense_cuda import Capture, DenseCuda, build_dense_cuda
-from model_server.executor.device_weights import Partition, matrices_of, read_weights
+from model_server.executor.dense import Build, logits_in_chunks
+from model_server.executor.dense_cuda import DenseCuda, build_dense_cuda
+from model_server.executor.device_weights import Partition
 from model_server.executor.executor import PagedModel
-from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.seeing import Seeing
 from model_server.eyes import Eyes, Layout, Sight
 from model_server.images import Gallery, SequenceImages, tensors_of
 from model_server.loading import load_model
@@ -60,66 +56,6 @@ def loaded(one: SeeingModel, folder: Path, **options: Any) -> PagedModel:
     return load(folder, World(), **{"noise": one.noise, **options})
 
 
-def for_gpus(
-    one: SeeingModel,
-    folder: Path,
-    attention: TokenMajorAttention | None = None,
-    new_capture: Callable[[], Capture] | None = None,
-) -> PagedModel:
-    """As a shard with a GPU loads it, but in plain torch on a CPU."""
-    one.save(folder)
-    device = torch.device("cpu")
-    checked = check_checkpoint(ModelSettings(folder, device, dtype="float32"), 1)
-    recipe = checked.recipe
-    assert recipe is not None, checked.fallback_reason
-
-    def build(
-        parameters: Mapping[str, Tensor],
-        tables: Sequence[tuple[Tensor, Tensor]],
-        *,
-        release: Callable[[str], None],
-    ) -> DenseCuda:
-        ops = TorchLayerOps()
-        weights = read_weights(
-            recipe,
-            parameters,
-            tables,
-            dtype=torch.float32,
-            device=device,
-            partition=Partition(),
-            make_matrix=matrices_of(ops),
-            release=release,
-        )
-        backend = attention or ReferenceAttention()
-        return DenseCuda(weights, ops, backend, new_capture=new_capture)
-
-    seeing = Seeing(folder, checked.image_token_id, checked.left_out, checked.blind_reason)
-    seeing.take(one.noise)
-    model = zoo.load(
-        folder,
-        checked.config,
-        dtype=torch.float32,
-        device=device,
-        trust_remote_code=False,
-        num_shards=1,
-    )
-    seeing.begin(model, recipe)
-    executor = load_dense(model, recipe, build, dtype=torch.float32, quantize=None)
-    seeing.end(executor, device)
-    return PagedModel(
-        executor,
-        model_type=checked.facts.model_type,
-        dtype=torch.float32,
-        device=device,
-        vocab_size=checked.vocab_size,
-        max_position_embeddings=512,
-        window_len=None,
-        eos_token_ids=checked.eos_token_ids,
-        sight=seeing.sight,
-        blind_reason=seeing.blind_reason,
-    )
-
-
 def build_for_gpus(
     _: object, checked: CheckedCheckpoint, recipe: Recipe, world: World
 ) -> Build[DenseCuda]:
@@ -127,6 +63,13 @@ def build_for_gpus(
     part = Partition(world.rank, world.world_size)
     group = dist.group.WORLD if world.world_size > 1 else None
     return partial(build_dense_cuda, recipe, checked.dtype, torch.device("cpu"), part, group)
+
+
+def for_gpus(one: SeeingModel, folder: Path) -> PagedModel:
+    """As a shard with a GPU loads it, but in plain torch on a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_build_of", build_for_gpus)
+        return loaded(one, folder)
 
 
 def logits_of(model: PagedModel, prompt: Prompt) -> torch.Tensor:
@@ -169,7 +112,7 @@ def test_tokens_of_an_image_attend_to_later_ones_of_it_by_every_attention(
     prompt = one.prompt(0, 1)
     expected = one.logits(prompt)
     if attention == "gpu":
-        model = for_gpus(one, tmp_path, GatherSdpaAttention())
+        model = for_gpus(one, tmp_path)
     else:
         model = loaded(one, tmp_path, attention=attention)
     assert relative_error(logits_of(model, prompt), expected) < 1e-5
@@ -206,8 +149,12 @@ def test_on_a_gpu_a_graph_decodes_behind_an_image_and_never_within(
 
         return replay
 
-    model = for_gpus(one, tmp_path, new_capture=lambda: capture)
+    model = for_gpus(one, tmp_path)
     assert model.sight is not None, model.blind_reason
+    assert isinstance(model._executor, DenseCuda)
+    model._executor._new_capture = lambda: capture
+    # The other one plans by what is on the host, which graphs do not see.
+    model._executor._attention = ReferenceAttention()
     model.allocate(num_blocks=8)
     model.prepare(max_batch_size=2, max_total_len=64)
     images = SequenceImages(prompts[0].images, prompts[0].token_ids, model.sight.is_turned)
