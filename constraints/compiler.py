@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from constraints.engine import HEADER, LIMITS, GrammarLanguage
+from constraints.engine import HEADER, GrammarLanguage
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -265,7 +265,7 @@ class Compiler:
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         try:
-            return self._of_schema(spec, json_schema.prepare(spec, LIMITS))
+            return self._of_schema(spec, json_schema.prepare(spec))
         except NotEnforced as refusal:
             if spec.lenient or spec.strict or spec.is_part:
                 raise
@@ -280,7 +280,7 @@ class Compiler:
         Raises NotEnforced for what cannot be judged.
         """
         try:
-            schema = json_schema.prepare(spec, LIMITS, judges=True)
+            schema = json_schema.prepare(spec, judges=True)
             language = self._of_schema(spec, schema)
             return None if language.matcher().shortest(ANY_LEN) is None else language
         except NotEnforced as error:

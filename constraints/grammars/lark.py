@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from constraints.definition_graph import check_depth
-from constraints.engine import HEADER, LIMITS, error_of
+from constraints.engine import HEADER, error_of
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -390,7 +390,7 @@ def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError
 def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> str:
     try:
         if lenient:
-            rewritten = json_schema.relaxed(word.value, LIMITS, watches=False)
+            rewritten = json_schema.relaxed(word.value, watches=False)
         else:
             rewritten = json_schema.checked(word.value, watches=False)
     except ConstraintError as error:

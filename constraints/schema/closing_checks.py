@@ -16,7 +16,7 @@ import jsonschema
 
 from constraints.errors import Malformed, NotEnforced
 from constraints.regex.search import is_searchable
-from constraints.schema.grammar import WATCH, inside, parts
+from constraints.schema.grammar import WATCH, all_parts, inside
 from constraints.schema.keywords import KNOWN, is_annotation
 from constraints.schema.reading import Json, at
 from constraints.schema.references import References
@@ -80,8 +80,7 @@ def _patterns(value: Json) -> Iterator[str]:
 
 def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:
     """Mark the schemas that judge for what was given up; returns the pointers of that."""
-    schemas = (rewritten.root, *rewritten.definitions.values())
-    used = {id(part) for schema in schemas for part in parts(schema)}
+    used = {id(part) for part in all_parts(rewritten.root, rewritten.definitions)}
     # Not those that stand for the opposite of what is written there, and the like.
     sources: defaultdict[str, list[dict[str, Json]]] = defaultdict(list)
     raws: dict[int, Json] = {}
@@ -102,7 +101,11 @@ def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:
             pointer = pointer.rpartition("/")[0]
         for part in sources[pointer]:
             mark(part)
-    choices = [found for each in schemas for found in _choices(each, rewritten.root, raws)]
+    choices = [
+        found
+        for each in (rewritten.root, *rewritten.definitions.values())
+        for found in _choices(each, rewritten.root, raws)
+    ]
     is_new = True
     while is_new:
         is_new = False

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from llguidance import LLMatcher
-
-from constraints.engine import Limits, error_of
 from constraints.errors import Contradiction
-from constraints.schema.grammar import grammar_of, parts
+from constraints.schema.grammar import all_parts, refusal_of
 from constraints.schema.reading import Json, equal_key
-from constraints.spec import Whitespace
 
 OVERLAPPING = (
     "the options of oneOf are not known to exclude each other; write anyOf, or give each"
@@ -38,13 +34,12 @@ def open_one_ofs(root: Json, definitions: dict[str, Json]) -> list[tuple[dict[st
     Returns the other schemas, and the pairs of their options that may have values in common.
     """
     others = []
-    for schema in [root, *definitions.values()]:
-        for part in [each for each in parts(schema) if "oneOf" in each]:
-            pairs = _overlaps(part["oneOf"], definitions)
-            if pairs:
-                others.append((part, pairs))
-            else:
-                _rename_one_of(part)
+    for part in [each for each in all_parts(root, definitions) if "oneOf" in each]:
+        pairs = _overlaps(part["oneOf"], definitions)
+        if pairs:
+            others.append((part, pairs))
+        else:
+            _rename_one_of(part)
     return others
 
 
@@ -68,7 +63,10 @@ def _overlaps(options: list[Json], definitions: dict[str, Json]) -> Pairs:
     return frozenset(
         (one, other)
         for index, (one, other) in enumerate(unlike)
-        if index >= _MAX_ASKED or not _is_both_empty(options[one], options[other], definitions)
+        if index >= _MAX_ASKED
+        or not isinstance(
+            refusal_of({"allOf": [options[one], options[other]]}, definitions), Contradiction
+        )
     )
 
 
@@ -156,12 +154,3 @@ def values_of(schema: Json) -> list[Json] | None:
         return [schema["const"]]
     values: list[Json] | None = schema.get("enum")
     return values
-
-
-def _is_both_empty(one: Json, other: Json, definitions: dict[str, Json]) -> bool:
-    """Whether the engine finds that nothing satisfies both."""
-    grammar = grammar_of({"allOf": [one, other]}, definitions, Whitespace.COMPACT)
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
-        grammar, limits=Limits().for_engine()
-    )
-    return bool(is_wrong) and isinstance(error_of(messages[0]), Contradiction)

@@ -8,8 +8,11 @@ so it is replaced by `false`, which the engine never enters.
 import json
 from collections.abc import Iterator
 
+from llguidance import LLMatcher
+
 from constraints.definition_graph import check_depth, closure
-from constraints.engine import HEADER
+from constraints.engine import HEADER, LIMITS, error_of
+from constraints.errors import ConstraintError
 from constraints.schema.reading import Json
 from constraints.spec import Whitespace
 
@@ -28,11 +31,10 @@ def prune(root: Json, definitions: dict[str, Json]) -> bool:
     ending = closure(mentions, lambda name, known: _ends(definitions[name], known))
     unproductive = {f"#/$defs/{name}" for name in definitions if name not in ending}
     if unproductive:
-        for schema in [root, *definitions.values()]:
-            for part in parts(schema):
-                if part.get("$ref") in unproductive:
-                    part.clear()
-                    part["allOf"] = [False]
+        for part in all_parts(root, definitions):
+            if part.get("$ref") in unproductive:
+                part.clear()
+                part["allOf"] = [False]
     return _ends(root, ending)
 
 
@@ -56,6 +58,11 @@ def inside(schema: dict[str, Json]) -> Iterator[Json]:
             yield from value.values()
         elif key in ("additionalProperties", "items"):
             yield value
+
+
+def all_parts(root: Json, definitions: dict[str, Json]) -> list[dict[str, Json]]:
+    """Those of a schema and of its definitions."""
+    return [part for schema in (root, *definitions.values()) for part in parts(schema)]
 
 
 def _mentioned(schema: Json) -> list[str]:
@@ -136,9 +143,7 @@ def may_respell_keys(root: Json, definitions: dict[str, Json]) -> bool:
     There the engine takes a \\u escape in a key for another key: it would let "\\u0061" have what
     "a" may not.
     """
-    return any(
-        _may_respell(part) for schema in (root, *definitions.values()) for part in parts(schema)
-    )
+    return any(map(_may_respell, all_parts(root, definitions)))
 
 
 def _may_respell(part: dict[str, Json]) -> bool:
@@ -156,6 +161,15 @@ def _has_control(name: str) -> bool:
 
 def grammar_of(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:
     return f"{HEADER}start: {json_literal(root, definitions, whitespace)}\n"
+
+
+def refusal_of(root: Json, definitions: dict[str, Json]) -> ConstraintError | None:
+    """Why the engine refuses a rewritten schema; None: it does not."""
+    grammar = grammar_of(root, definitions, Whitespace.COMPACT)
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
+        grammar, limits=LIMITS.for_engine()
+    )
+    return error_of(messages[0]) if is_wrong else None
 
 
 def json_literal(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:

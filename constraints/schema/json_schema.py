@@ -7,9 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from time import thread_time
 
-from llguidance import LLMatcher
-
-from constraints.engine import Limits, error_of
+from constraints.engine import error_of
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -21,11 +19,12 @@ from constraints.schema.closing_checks import judge_at_close, unjudged
 from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
 from constraints.schema.grammar import (
     WATCH,
+    all_parts,
     grammar_of,
     inside,
     may_respell_keys,
-    parts,
     prune,
+    refusal_of,
 )
 from constraints.schema.keywords import is_annotation
 from constraints.schema.negation import LOGIC_HANDLERS
@@ -47,7 +46,7 @@ def _assertions(raw: Json) -> list[Json]:
     return [*({key: value} for key, value in said.items()), *both] or [raw]
 
 
-# The most CPU seconds, for messages only. A part takes some 100 us.
+# The most CPU seconds for finding what the engine refuses. A part takes some 100 us.
 _MAX_S = 0.3
 # Of more than these only the first are named in a message.
 _MAX_NAMED = 20
@@ -79,101 +78,71 @@ _IN_OUR_WORDS = (
 )
 
 
-class RefusalLocator:
-    """Finds the part of a rewritten schema that a message is about."""
+def _error(rewritten: Rewritten, message: str) -> ConstraintError:
+    """The error for the engine's message about a whole schema, with the place of its reason."""
+    error = error_of(message)
+    part = _innermost(rewritten, type(error))
+    pointer = rewritten.origins.get(id(part), "")
+    if isinstance(error, Contradiction):
+        said = refusal_of(part, rewritten.definitions) or error
+        return _contradiction(rewritten, part, _cleaned(str(said)))
+    if isinstance(error, NotEnforced):
+        raw = _raw(rewritten, pointer)
+        found = [names for phrase, names, _ in _IN_OUR_WORDS if phrase in message]
+        keyword = next((name for names in found for name in names if name in (raw or ())), None)
+        pointer = pointer if keyword is None else below(pointer, keyword)
+    text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
+    return NotEnforced(text, pointer) if isinstance(error, NotEnforced) else type(error)(text)
 
-    def __init__(self, rewritten: Rewritten, limits: Limits) -> None:
-        self.rewritten = rewritten
-        self._limits = limits
-        self._spent_s = 0.0
 
-    def error(self, message: str) -> ConstraintError:
-        """The error for the engine's message about the whole schema."""
-        error = error_of(message)
-        part = self.part(type(error))
-        pointer = self._pointer(part)
-        if isinstance(error, Contradiction):
-            said = error_of(self.message(part) or message)
-            return self._contradiction(part, _cleaned(str(said)))
-        if isinstance(error, NotEnforced):
-            pointer = self._keyword(pointer, message)
-        text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
-        return NotEnforced(text, pointer) if isinstance(error, NotEnforced) else type(error)(text)
+def _contradiction(rewritten: Rewritten, part: Json, what: str) -> Contradiction:
+    """The error for a part that nothing satisfies; `what`: of one that asserts a single thing."""
+    pointer = rewritten.origins.get(id(part), "")
+    raw = _raw(rewritten, pointer)
+    assertions = _assertions(part if raw is None else raw)
+    parts = tuple(dict.fromkeys(shown(each, _MAX_SHOWN) for each in assertions))
+    if len(parts) > _MAX_NAMED:
+        listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
+        what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
+    elif len(parts) > 1:
+        listed = ", ".join(f"`{each}`" for each in parts[:-1])
+        what = f"nothing satisfies both {listed} and `{parts[-1]}`"
+    return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
 
-    def contradiction(self, what: str) -> Contradiction:
-        """The error for an unsatisfiable schema; `what`: the message about a single part."""
-        return self._contradiction(self.part(Contradiction), what)
 
-    def _contradiction(self, part: Json, what: str) -> Contradiction:
-        pointer = self._pointer(part)
-        raw = self._raw(pointer)
-        parts = tuple(
-            dict.fromkeys(
-                shown(each, _MAX_SHOWN) for each in _assertions(part if raw is None else raw)
-            )
-        )
-        if len(parts) > _MAX_NAMED:
-            listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
-            what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
-        elif len(parts) > 1:
-            listed = ", ".join(f"`{each}`" for each in parts[:-1])
-            what = f"nothing satisfies both {listed} and `{parts[-1]}`"
-        return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
+def _raw(rewritten: Rewritten, pointer: str) -> Json:
+    """The value at a pointer in the schema as written."""
+    try:
+        return at(rewritten.document, pointer)
+    except KeyError:
+        return None
 
-    def _keyword(self, pointer: str, message: str) -> str:
-        """The pointer of the keyword in the engine's message, if the schema has it."""
-        raw = self._raw(pointer)
-        for phrase, keywords, _ in _IN_OUR_WORDS:
-            for keyword in keywords:
-                if phrase in message and isinstance(raw, dict) and keyword in raw:
-                    return below(pointer, keyword)
-        return pointer
 
-    def _raw(self, pointer: str) -> Json:
-        """The value at a pointer in the schema as written."""
-        try:
-            return at(self.rewritten.document, pointer)
-        except KeyError:
-            return None
+def _innermost(
+    rewritten: Rewritten, kind: type[ConstraintError], ends_s: float | None = None
+) -> Json:
+    """The innermost part that fails on its own with the same kind of error.
 
-    def part(self, kind: type[ConstraintError]) -> Json:
-        """The innermost part that fails on its own with the same kind of error."""
-        part = self.rewritten.root
-        seen: set[int] = set()
-        while True:
-            inner = next(
-                (each for each in self._inside(part) if self._fails(each, kind, seen)), None
-            )
-            if inner is None:
-                return part
-            part = inner
+    ends_s: when no more parts are tried, in CPU seconds of this thread; None: in a while
+    """
+    definitions = rewritten.definitions
+    last_s = thread_time() + _MAX_S if ends_s is None else ends_s
+    seen: set[int] = set()
 
-    def _pointer(self, part: Json) -> str:
-        return self.rewritten.origins.get(id(part), "")
-
-    def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
-        if not isinstance(part, dict) or id(part) in seen or self._spent_s > _MAX_S:
+    def fails(part: Json) -> bool:
+        if not isinstance(part, dict) or id(part) in seen or thread_time() > last_s:
             return False
         seen.add(id(part))
-        began = thread_time()
-        message = self.message(part)
-        self._spent_s += thread_time() - began
-        return bool(message) and isinstance(error_of(message), kind)
+        return isinstance(refusal_of(part, definitions), kind)
 
-    def message(self, part: Json) -> str:
-        """The engine's message about a part; "" if it accepts it."""
-        grammar = grammar_of(part, self.rewritten.definitions, Whitespace.COMPACT)
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
-            grammar, limits=self._limits.for_engine()
-        )
-        return messages[0] if is_wrong else ""
-
-    def _inside(self, part: Json) -> list[Json]:
-        if not isinstance(part, dict):
-            return []
-        referred = [part["$ref"]] if "$ref" in part else []
-        names = [reference.rpartition("/")[2] for reference in referred]
-        return [*(self.rewritten.definitions[name] for name in names), *inside(part)]
+    part = rewritten.root
+    while isinstance(part, dict):
+        referred = [definitions[part["$ref"].rpartition("/")[2]]] if "$ref" in part else []
+        inner = next(filter(fails, [*referred, *inside(part)]), None)
+        if inner is None:
+            break
+        part = inner
+    return part
 
 
 def _cleaned(message: str) -> str:
@@ -197,42 +166,35 @@ _MAX_PAIRS = 66
 
 @dataclass(frozen=True, slots=True)
 class SchemaGrammar:
-    """A schema, ready for the engine.
-
-    text:          the grammar
-    not_enforced:  pointers of what it does not enforce; empty unless lenient
-    """
+    """A schema, ready for the engine. `text`: the grammar."""
 
     text: str
-    not_enforced: tuple[str, ...]
+    _rewritten: Rewritten
     _whitespace: Whitespace
-    _locator: RefusalLocator
 
     @property
-    def rewritten(self) -> Rewritten:
-        """The schema that the grammar was written from."""
-        return self._locator.rewritten
+    def not_enforced(self) -> tuple[str, ...]:
+        """Pointers of what it does not enforce; only notes unless it is lenient."""
+        return tuple(self._rewritten.not_enforced)
 
     @property
     def watch(self) -> str:
         """What a `WatchedLanguage` watches."""
-        rewritten = self.rewritten
+        rewritten = self._rewritten
         needed = any(each.wanted or each.judged for each in rewritten.watches)
         document = json.dumps(rewritten.document) if needed else ""
         return Watched(rewritten.watches, document, rewritten.checked_at_close).written()
 
     def explain(self, message: str) -> ConstraintError:
         """The error for a message of the engine, with a pointer into the schema if one is found."""
-        return self._locator.error(message)
+        return _error(self._rewritten, message)
 
     def of_its_type(self) -> "SchemaGrammar":
         """The grammar of any value of the root's type, where no more can be enforced."""
-        rewritten = of_its_type(self.rewritten.document)
-        locator = RefusalLocator(rewritten, Limits())
-        return _written(rewritten, self._whitespace, locator)
+        return _written(_of_its_type(self._rewritten.document), self._whitespace)
 
 
-def prepare(spec: ConstraintSpec, limits: Limits, *, judges: bool = False) -> SchemaGrammar:
+def prepare(spec: ConstraintSpec, *, judges: bool = False) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex.
 
     judges: whether what masks cannot keep of it is judged where a value ends; raises NotEnforced
@@ -241,10 +203,9 @@ def prepare(spec: ConstraintSpec, limits: Limits, *, judges: bool = False) -> Sc
     document = read(spec.text)
     watches = not spec.is_part
     if spec.lenient or judges:
-        rewritten = relaxed(document, limits, watches=watches)
+        rewritten = relaxed(document, watches=watches)
     else:
         rewritten = checked(document, watches=watches)
-    locator = RefusalLocator(rewritten, limits)
     if spec.any_key_order:
         _watch_keys(rewritten, watches=watches)
     if watches:
@@ -263,24 +224,22 @@ def prepare(spec: ConstraintSpec, limits: Limits, *, judges: bool = False) -> Sc
             rewritten.root, rewritten.definitions, lambda schema, keyword: None
         )
     if spec.any_key_order:
-        _unorder(rewritten, locator)
-    return _written(rewritten, spec.whitespace, locator)
+        _unorder(rewritten)
+    return _written(rewritten, spec.whitespace)
 
 
-def relaxed(document: Json, limits: Limits, *, watches: bool = True) -> Rewritten:
+def relaxed(document: Json, *, watches: bool = True) -> Rewritten:
     """All of a parsed schema that can be enforced, or its type. Raises Malformed, Contradiction."""
     try:
         rewritten = checked(document, lenient=True, watches=watches)
     except (NotEnforced, TooComplex):
-        return of_its_type(document)
-    locator = RefusalLocator(rewritten, limits)
-    _relax(rewritten, locator)
-    message = locator.message(rewritten.root)
-    is_beyond = bool(message) and isinstance(error_of(message), NotEnforced | TooComplex)
-    return of_its_type(document) if is_beyond else rewritten
+        return _of_its_type(document)
+    _relax(rewritten)
+    refusal = refusal_of(rewritten.root, rewritten.definitions)
+    return _of_its_type(document) if isinstance(refusal, NotEnforced | TooComplex) else rewritten
 
 
-def of_its_type(document: Json) -> Rewritten:
+def _of_its_type(document: Json) -> Rewritten:
     """A schema of which no more is enforced than the type of the whole."""
     type_ = document.get("type") if isinstance(document, dict) else None
     rewritten = Rewriter({} if type_ is None else {"type": type_}, _HANDLERS).rewrite()
@@ -293,11 +252,9 @@ def of_its_type(document: Json) -> Rewritten:
     )
 
 
-def _written(
-    rewritten: Rewritten, whitespace: Whitespace, locator: RefusalLocator
-) -> SchemaGrammar:
+def _written(rewritten: Rewritten, whitespace: Whitespace) -> SchemaGrammar:
     text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
-    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, locator)
+    return SchemaGrammar(text, rewritten, whitespace)
 
 
 _ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
@@ -314,7 +271,7 @@ def checked(document: Json, *, lenient: bool = False, watches: bool = True) -> R
         bound(rewritten.root, rewritten.definitions)
         close_narrow_ranges(rewritten.root, rewritten.definitions)
         if not prune(rewritten.root, rewritten.definitions):
-            raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
+            raise _contradiction(rewritten, _innermost(rewritten, Contradiction), _ENDLESS)
         found = {
             below(rewritten.origins[id(part)], "oneOf"): pairs
             for part, pairs in open_one_ofs(rewritten.root, rewritten.definitions)
@@ -351,33 +308,28 @@ def _watch_keys(rewritten: Rewritten, *, watches: bool) -> None:
     """Have it watched that no key comes twice, and that those that are required do."""
     if not watches:
         raise NotEnforced(f"keys in any order: {NOT_WATCHED}", "")
-    for part in _all_parts(rewritten):
+    for part in all_parts(rewritten.root, rewritten.definitions):
         if part.keys() & {"properties", "required"}:
             part.setdefault(WATCH, {})["required"] = part.get("required", [])
 
 
-def _unorder(rewritten: Rewritten, locator: RefusalLocator) -> None:
+def _unorder(rewritten: Rewritten) -> None:
     """Have the engine take keys in any order, in place. Raises NotEnforced, Contradiction."""
     # That a required key cannot be written shows in this order alone.
-    message = locator.message(rewritten.root)
-    if message:
-        raise locator.error(message)
-    for part in _all_parts(rewritten):
+    refusal = refusal_of(rewritten.root, rewritten.definitions)
+    if refusal is not None:
+        raise _error(rewritten, str(refusal))
+    for part in all_parts(rewritten.root, rewritten.definitions):
         containers.unorder(part, rewritten.origins.get(id(part), ""))
 
 
-def _all_parts(rewritten: Rewritten) -> list[dict[str, Json]]:
-    schemas = (rewritten.root, *rewritten.definitions.values())
-    return [part for schema in schemas for part in parts(schema)]
-
-
-def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
+def _relax(rewritten: Rewritten) -> None:
     """Drop the parts that the engine refuses, one by one, and record them."""
+    ends_s = thread_time() + _MAX_S
     for _ in range(_MAX_RELAXED):
-        message = locator.message(rewritten.root)
-        if not message or not isinstance(error_of(message), NotEnforced):
+        if not isinstance(refusal_of(rewritten.root, rewritten.definitions), NotEnforced):
             return
-        part = locator.part(NotEnforced)
+        part = _innermost(rewritten, NotEnforced, ends_s)
         pointer = rewritten.origins.get(id(part), "")
         given_up = [key for key in _GIVEN_UP if key in part]
         for key in given_up or [key for key in part if key != WATCH]:

@@ -20,7 +20,7 @@ from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.regex.look_around import looks_around
 from constraints.regex.writing import translate_search
 from constraints.schema.disjoint import Pairs
-from constraints.schema.grammar import WATCH, parts
+from constraints.schema.grammar import WATCH, all_parts
 from constraints.schema.keywords import (
     ANNOTATIONS,
     CONTENT,
@@ -49,7 +49,7 @@ def close_narrow_ranges(root: Json, definitions: dict[str, Json]) -> None:
     The engine merges what a schema says of one value in several parts: then the other end may be in
     any of them.
     """
-    schemas = [part for schema in (root, *definitions.values()) for part in parts(schema)]
+    schemas = all_parts(root, definitions)
     merges = any(part.keys() & _MERGED or {"$ref"} < part.keys() for part in schemas)
     for opened, closed, others, sign in _ENDS:
         everywhere = sorted(_ends(schemas, others, sign))

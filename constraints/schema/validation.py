@@ -23,7 +23,7 @@ import jsonschema
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from constraints.engine import LIMITS, GrammarLanguage
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary, in_bytes
 from constraints.regex.search import is_found
@@ -284,5 +284,5 @@ class MaskFormats(jsonschema.FormatChecker):
 @lru_cache(maxsize=64)
 def _language(name: str) -> GrammarLanguage:
     spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps({"format": name}))
-    grammar = prepare(spec, LIMITS)
+    grammar = prepare(spec)
     return GrammarLanguage(byte_vocabulary(), in_bytes(grammar.text), grammar.explain)

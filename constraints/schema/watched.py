@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from constraints.errors import TooComplex
 from constraints.schema.disjoint import conjuncts, types_of, values_of
-from constraints.schema.grammar import WATCH, parts
+from constraints.schema.grammar import WATCH, all_parts, parts
 from constraints.schema.reading import Json
 
 
@@ -315,16 +315,15 @@ def bound(root: Json, definitions: dict[str, Json]) -> None:
     Arrays whose items differ have no more of them than there are values, and objects no more keys
     than there are names.
     """
-    for schema in (root, *definitions.values()):
-        for part in [each for each in parts(schema) if WATCH in each]:
-            if "uniqueItems" in part[WATCH] and "prefixItems" not in part:
-                texts = _texts(part.get("items", True), definitions)
-                if texts is not None:
-                    most = len({*texts} - {"-0"})
-                    part["maxItems"] = min(most, part.get("maxItems", most))
-            names = _keys([(part, True)]).get("names", part)
-            if names is not part and len(names) < part[WATCH].get("minProperties", 0):
-                part["allOf"] = [*part.get("allOf", ()), {"type": [*_NO_OBJECTS]}]
+    for part in [each for each in all_parts(root, definitions) if WATCH in each]:
+        if "uniqueItems" in part[WATCH] and "prefixItems" not in part:
+            texts = _texts(part.get("items", True), definitions)
+            if texts is not None:
+                most = len({*texts} - {"-0"})
+                part["maxItems"] = min(most, part.get("maxItems", most))
+        names = _keys([(part, True)]).get("names", part)
+        if names is not part and len(names) < part[WATCH].get("minProperties", 0):
+            part["allOf"] = [*part.get("allOf", ()), {"type": [*_NO_OBJECTS]}]
 
 
 def _keys(objects: list[_Certain]) -> dict[str, tuple[str, ...]]:

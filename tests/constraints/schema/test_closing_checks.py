@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from constraints.engine import LIMITS
 from constraints.errors import NotEnforced
 from constraints.grammars.watching import WatchedLanguage
 from constraints.output_constraint import OutputConstraintState
@@ -30,7 +29,7 @@ def closing(schema: Any, **how: Any) -> WatchedLanguage:
 
 def judges_of(schema: Any) -> list[Any]:
     spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
-    watch = prepare(spec, LIMITS, judges=True).watch
+    watch = prepare(spec, judges=True).watch
     return [json.loads(each) for place in read(watch).places for each in place.judged]
 
 
