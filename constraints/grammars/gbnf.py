@@ -178,7 +178,7 @@ class _Reader(Parser):
     def _repeated(self, part: Pattern, start: int) -> Pattern:
         while not self._is_over():
             at = self._at
-            bounds = self._repeat_bounds(at)
+            bounds = self._repeat_bounds()
             if bounds is None:
                 break
             min_count, max_count = bounds

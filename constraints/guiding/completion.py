@@ -49,30 +49,18 @@ def rest_after(
 
     If a part of a token is left over, it is spelled in few tokens.
     """
-    if not known_completion:
-        return None
-    if known_completion[0] == token_id:
+    if known_completion[:1] == (token_id,):
         return known_completion[1:]
     token = vocabulary.tokens[token_id]
-    head = vocabulary.tokens[known_completion[0]]
-    if not (head.startswith(token) or token.startswith(head)):
-        return None
-    if not token or not _beginning(known_completion, len(token), vocabulary).startswith(token):
+    if not token or not _beginning(known_completion, token, vocabulary).startswith(token):
         return None
     rest = _after(known_completion, len(token), vocabulary)
-    if rest is None:
-        return None
-    return rest if completes(matcher, vocabulary, (token_id, *rest)) else None
+    return rest if rest is not None and completes(matcher, vocabulary, (token_id, *rest)) else None
 
 
-def _beginning(known_completion: KnownCompletion, num_bytes: int, vocabulary: Vocabulary) -> bytes:
-    """The first bytes of the known completion, at least so many if it has them."""
-    ahead = b""
-    count = 0
-    while len(ahead) < num_bytes and count < len(known_completion):
-        ahead += vocabulary.tokens[known_completion[count]]
-        count += 1
-    return ahead
+def _beginning(known_completion: KnownCompletion, token: bytes, vocabulary: Vocabulary) -> bytes:
+    """The first bytes of the known completion, at least as many as the token has, if it can."""
+    return text_of(known_completion[: len(token)], vocabulary)
 
 
 def _after(
@@ -93,7 +81,7 @@ def completions_by_overlap(
 ) -> Iterator[KnownCompletion]:
     """The known completion behind bytes with which it begins and the token ends."""
     token = vocabulary.tokens[token_id]
-    ahead = _beginning(known_completion, len(token), vocabulary)
+    ahead = _beginning(known_completion, token, vocabulary)
     for size in range(min(len(token), len(ahead)), 0, -1):
         if token.endswith(ahead[:size]):
             rest = _after(known_completion, size, vocabulary)
@@ -129,31 +117,20 @@ def next_completion(
     rest = rest_after(matcher, vocabulary, known_completion, token_id)
     if rest is not None and len(rest) <= max_len:
         return rest
+    # A character inside of which the token ends is completed first.
     padding = _rest_of_character(vocabulary.tokens[token_id])
-    if padding:
-        return _padded(matcher, vocabulary, known_completion, token_id, max_len, padding)
-    whole = (known_completion,) if len(known_completion) <= max_len else ()
-    tails = tails_of(known_completion, max_len, max_tries)
-    for tail in chain(whole, completions_by_overlap(known_completion, token_id, vocabulary), tails):
+    singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
+    padded = (*(single for single in singles if single is not None), *known_completion)
+    overlaps: Iterator[KnownCompletion] = iter(())
+    if not padding:
+        overlaps = chain(
+            completions_by_overlap(known_completion, token_id, vocabulary),
+            tails_of(known_completion, max_len, max_tries),
+        )
+    for tail in chain((padded,), overlaps):
         if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
-
-
-def _padded(
-    matcher: Matcher,
-    vocabulary: Vocabulary,
-    known_completion: KnownCompletion,
-    token_id: int,
-    max_len: int,
-    padding: bytes,
-) -> KnownCompletion | None:
-    """The completion, where the token ends inside of a character: that is completed first."""
-    singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
-    rest = (*(single for single in singles if single is not None), *known_completion)
-    if len(rest) > max_len or not completes(matcher, vocabulary, (token_id, *rest)):
-        return None
-    return rest
 
 
 def _rest_of_character(token: bytes) -> bytes:

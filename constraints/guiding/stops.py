@@ -110,23 +110,12 @@ class StopTable:
         self._trie = trie_of(vocabulary)
         self._lock = threading.Lock()
         self._transitions: dict[int, StopTransitions] = {}
-        letters = sorted({byte for string in strings for byte in _utf8(string)})
-        classes = np.zeros(256, dtype=np.uint8)
-        # Class 0 is every other byte; there is one, for no text in UTF-8 has a byte 0xff.
-        classes[letters] = np.arange(1, len(letters) + 1)
-        self._width = int(classes.max()) + 1
-        self._columns = self._trie.bytes_of_levels(classes)
-        self._places = self._packed(classes)
-
-    def _packed(self, classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """The automaton for walks over the trie: state s is place s + 1; 0: past a stop string."""
-        members = [int(np.flatnonzero(classes == each)[0]) for each in range(self._width)]
-        automaton = self.automaton
-        table = np.zeros((len(automaton.delta) + 1, self._width), dtype=np.int64)
-        for state, row in enumerate(automaton.delta):
-            if not automaton.matched[state]:
-                table[state + 1] = [(row[byte] + 1) * self._width for byte in members]
-        return table.reshape(-1)
+        # For walks over the trie: state s is place s + 1; place 0 is past a stop string.
+        self._matched = np.array(self.automaton.matched)
+        places = (np.array(self.automaton.delta, dtype=np.int64) + 1) * 256
+        places[self._matched > 0] = 0
+        self._places = np.concatenate([np.zeros(256, dtype=np.int64), places.reshape(-1)])
+        self._columns = self._trie.bytes_of_levels(np.arange(256, dtype=np.uint8))
 
     def transitions(self, state: int) -> StopTransitions:
         """The effect of tokens in this state."""
@@ -137,10 +126,9 @@ class StopTable:
             return found
 
     def _make_transitions(self, state: int) -> StopTransitions:
-        start = (state + 1) * self._width
-        ends = self._trie.walk(self._places, self._columns, start)
-        states = ends.states // self._width - 1
-        is_ending = np.array(self.automaton.matched, dtype=np.int64)[states] > 0
+        ends = self._trie.walk(self._places, self._columns, (state + 1) * 256)
+        states = ends.states // 256 - 1
+        is_ending = self._matched[states] > 0
         bits = np.zeros(self._vocabulary.num_words * 32, dtype=np.bool_)
         # Tokens without bytes, such as end tokens, are always clear.
         bits[[index for index, token in enumerate(self._vocabulary.tokens) if not token]] = True
@@ -253,18 +241,18 @@ class StoppedMatcher:
         for index, token_id in enumerate(token_ids):
             if state == 0 and plain[token_id] and token_id not in self._barred:
                 continue
-            if token_id in self._barred:
-                return min(index, self._matcher.num_legal(token_ids[:index]))
             token = self._vocabulary.tokens[token_id]
             state, length = self._table.automaton.run(state, token)
-            if not self._table.automaton.matched[state]:
+            is_barred = token_id in self._barred
+            if not is_barred and not self._table.automaton.matched[state]:
                 continue
             stopped = tuple(token_ids[: index + 1])
-            is_legal = self._matcher.num_legal(stopped) == len(stopped)
-            if not is_legal or length < len(token) or not self._may_stop(stopped):
-                return min(index, self._matcher.num_legal(stopped))
-            has_end = len(token_ids) > len(stopped) and token_ids[len(stopped)] in ends
-            return len(stopped) + int(has_end)
+            num_legal = self._matcher.num_legal(stopped)
+            is_cut = is_barred or length < len(token) or num_legal <= index
+            if is_cut or not self._may_stop(stopped):
+                return min(index, num_legal)
+            has_end = len(token_ids) > num_legal and token_ids[num_legal] in ends
+            return num_legal + int(has_end)
         return self._matcher.num_legal(token_ids)
 
     def _may_stop(self, tokens: KnownCompletion) -> bool:
@@ -308,14 +296,6 @@ class StoppedMatcher:
         if found is not None and completes(self, self._vocabulary, found):
             return found
         bytewise = None if self._barred else self.bytewise()
-        if found is not None and bytewise is None:
-            # Masks that know distances lead directly to a text that is not much longer.
-            for length in (len(found), len(found) + 2, 2 * len(found) + 8):
-                near = shortest_completion(
-                    self, self._vocabulary, min(length, max_len), tails, num_failed=num_failed
-                )
-                if near is not None:
-                    return near
         return shortest_completion(
             self, self._vocabulary, max_len, tails, bytewise=bytewise, num_failed=num_failed
         )

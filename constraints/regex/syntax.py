@@ -206,24 +206,6 @@ _ECMA_LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11}
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """The flags at a place of the pattern."""
-
-    folded: bool = False
-    dot_all: bool = False
-    ascii: bool = False
-    of_lines: bool = False
-
-    def switched(self, letters: str, on: bool) -> "Flags":
-        return Flags(
-            on if "i" in letters else self.folded,
-            on if "s" in letters else self.dot_all,
-            on if "a" in letters else self.ascii and not (on and "u" in letters),
-            on if "m" in letters else self.of_lines,
-        )
-
-
 # The most repeats: engines count in 32 bits.
 MAX_REPEAT = 1_000_000
 _MAX_DEPTH = 100
@@ -232,7 +214,23 @@ _MAX_RANGES = 200_000
 _FOLDED_RANGES = 100
 
 
-_FLAGS = frozenset("aimsu")
+_REPEAT = re.compile(r"([*+?])|\{([0-9]{0,40})(,?)([0-9]{0,40})\}")
+_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_PROPERTY = re.compile(r"\{([A-Za-z0-9_=]+)\}")
+# Characters by number; in ECMA 262 some take two, which are halves of a pair.
+_HEX = "[0-9a-fA-F]"
+_PYTHON_CODE = re.compile(rf"x({_HEX}{{2}})|u({_HEX}{{4}})|U({_HEX}{{8}})")
+_ECMA_CODE = re.compile(
+    rf"x({_HEX}{{2}})|u\{{({_HEX}+)\}}"
+    rf"|u([dD][89abAB]{_HEX}{{2}})\\u([dD][c-fC-F]{_HEX}{{2}})|u({_HEX}{{4}})"
+)
+# What stands behind the parenthesis of a group that is no plain one.
+_GROUP = (
+    r"\?(?:(?P<look><?[=!])|%s<(?P<name>[^>]*)>"
+    r"|(?P<on>[aimsu]*)(?:-(?P<off>[imsu]+))?(?P<end>[:)]))"
+)
+_PYTHON_GROUP = re.compile(_GROUP % "P")
+_ECMA_GROUP = re.compile(_GROUP % "")
 # Whether it is ahead, and whether it is negated.
 _LOOKS = {"=": (True, False), "!": (True, True), "<=": (False, False), "<!": (False, True)}
 _UNSUPPORTED_GROUPS = {
@@ -257,7 +255,7 @@ class Parser:
         self._is_python = dialect is not Dialect.ECMA
         self._has_properties = dialect is not Dialect.PYTHON
         self._at = 0
-        self._flags = Flags()
+        self._flags: frozenset[str] = frozenset()
         self._depth = 0
         self._names: set[str] = set()
         self._num_ranges = 0
@@ -277,6 +275,11 @@ class Parser:
 
     def _peek(self, length: int = 1) -> str:
         return self._text[self._at : self._at + length]
+
+    def _read(self, what: re.Pattern[str]) -> re.Match[str] | None:
+        found = what.match(self._text, self._at)
+        self._at = self._at if found is None else found.end()
+        return found
 
     def _take(self, expected: str) -> bool:
         if self._text.startswith(expected, self._at):
@@ -305,7 +308,7 @@ class Parser:
         if char == "0" and self._peek() not in tuple("01234567"):
             return 0
         if char in "xuU":
-            return self._hex(start, char)
+            return self._code(start)
         if char in "pP" and self._has_properties:
             return self._property(start, char)
         letter = self._peek()
@@ -324,7 +327,7 @@ class Parser:
         return Chars(complement(ranges) if negated else ranges)
 
     def _class_members(self, char: str) -> Ranges:
-        is_ascii = self._flags.ascii or not self._is_python
+        is_ascii = "a" in self._flags or not self._is_python
         if char == "s":
             if not self._is_python:
                 return _ECMA_SPACE
@@ -333,41 +336,24 @@ class Parser:
             return _DIGIT if char == "d" else _WORD
         return class_of(rf"\{char}")
 
-    def _hex(self, start: int, char: str) -> int:
-        if char == "u" and not self._is_python and self._take("{"):
-            close = self._text.find("}", self._at)
-            digits = self._text[self._at : close] if close >= 0 else ""
-            self._at = close + 1 if close >= 0 else self._at
-        else:
-            length = {"x": 2, "u": 4, "U": 8}[char]
-            digits = self._peek(length) if char != "U" or self._is_python else ""
-            self._at += length
-            if len(digits) < length:
-                digits = ""
-        if not digits or any(digit not in "0123456789abcdefABCDEF" for digit in digits):
-            raise self._wrong(start, f"`\\{char}` needs hexadecimal digits")
-        code = self._joined(int(digits, 16))
+    def _code(self, start: int) -> int:
+        self._at -= 1
+        found = self._read(_PYTHON_CODE if self._is_python else _ECMA_CODE)
+        if found is None:
+            raise self._wrong(start, f"`\\{self._peek()}` needs hexadecimal digits")
+        code, *low = [int(digits, 16) for digits in found.groups() if digits]
+        if low:
+            code = 0x10000 + ((code - 0xD800) << 10) + (low[0] - 0xDC00)
         if code >= NUM_CODE_POINTS or 0xD800 <= code <= 0xDFFF:
             raise self._wrong(start, "no such character")
         return code
 
-    def _joined(self, code: int) -> int:
-        """Join surrogate pairs: ECMA's \\ud83d\\ude00 is one character."""
-        if 0xD800 <= code <= 0xDBFF and not self._is_python and self._peek(2) == "\\u":
-            low = self._text[self._at + 2 : self._at + 6]
-            if len(low) == 4 and low[:1] in "dD" and low[1:2] in "cdefCDEF":
-                self._at += 6
-                return 0x10000 + ((code - 0xD800) << 10) + (int(low, 16) - 0xDC00)
-        return code
-
     def _property(self, start: int, char: str) -> Chars:
-        close = self._text.find("}", self._at)
-        name = self._text[self._at + 1 : close] if self._peek() == "{" and close > 0 else ""
-        self._at = max(close + 1, self._at)
-        if not re.fullmatch(r"[A-Za-z0-9_=]+", name):
+        name = self._read(_PROPERTY)
+        if name is None:
             raise self._wrong(start, f"`\\{char}` needs a property's name in braces")
         try:
-            found = class_of(rf"\p{{{name}}}")
+            found = class_of(rf"\p{name[0]}")
         except regex.error:
             raise self._wrong(start, "no property has this name") from None
         return self._set_of(found, negated=char == "P")
@@ -397,6 +383,8 @@ class Parser:
         """One repeatable item; None for items without text, such as flags."""
         start = self._at
         char = self._peek()
+        if self._repeat_bounds() is not None:
+            raise self._wrong(start, f"nothing before `{char}` to repeat")
         self._at += 1
         match char:
             case "(":
@@ -406,14 +394,11 @@ class Parser:
             case ".":
                 return self._dot()
             case "^" | "$":
-                is_dollar = char == "$" and self._is_python and not self._flags.of_lines
-                return Anchor(char == "^", start, self._flags.of_lines, is_dollar)
+                of_lines = "m" in self._flags
+                is_dollar = char == "$" and self._is_python and not of_lines
+                return Anchor(char == "^", start, of_lines, is_dollar)
             case "\\":
                 return self._escape(start)
-            case "*" | "+" | "?":
-                raise self._wrong(start, f"nothing before `{char}` to repeat")
-            case "{" if self._bounds(start) is not None:
-                raise self._wrong(start, "nothing before `{` to repeat")
             case _:
                 return self._char(ord(char))
 
@@ -421,7 +406,7 @@ class Parser:
         return Chars(self._folded(((code, code),)))
 
     def _dot(self) -> Chars:
-        if self._flags.dot_all:
+        if "s" in self._flags:
             return ANY
         return Chars(complement(_NEWLINE if self._is_python else _ECMA_LINE_ENDS))
 
@@ -429,7 +414,7 @@ class Parser:
 
     def _repeated(self, part: Pattern, start: int) -> Pattern:
         at = self._at
-        bounds = self._repeat_bounds(at)
+        bounds = self._repeat_bounds()
         if bounds is None:
             return part
         if isinstance(part, Anchor | WordBoundary) and self._text[start] != "(":
@@ -443,95 +428,60 @@ class Parser:
             raise self._unsupported(at, "a possessive repeat")
         self._take("?")  # lazy: the same texts
         again = self._at
-        if self._repeat_bounds(again) is not None:
+        if self._repeat_bounds() is not None:
             raise self._wrong(again, "a repeat of a repeat; put the inner one in (?:...)")
         if isinstance(part, Anchor):
             return part if min_count else EMPTY
         return Repeat(part, min_count, max_count)
 
-    def _repeat_bounds(self, start: int) -> tuple[int, int | None] | None:
-        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(sign):
-                return bounds
-        if self._take("{"):
-            found = self._bounds(start)
-            if found is None:
-                self._at = start
-            return found
-        return None
-
-    def _bounds(self, start: int) -> tuple[int, int | None] | None:
-        """The counts behind `{`; None: the brace is an ordinary character."""
-        close = self._text.find("}", start)
-        inner = self._text[start + 1 : close] if close >= 0 else ""
-        low, comma, high = inner.partition(",")
-        is_repeat = (low or (self._is_python and comma)) and all(
-            not number or (number.isascii() and number.isdigit()) for number in (low, high)
-        )
-        if not is_repeat or len(inner) > 40:
+    def _repeat_bounds(self) -> tuple[int, int | None] | None:
+        """The counts of a repeat here; None: there is none, or a brace that is a character."""
+        found = _REPEAT.match(self._text, self._at)
+        if found is None or not (found[1] or found[2] or (self._is_python and found[3])):
             return None
-        self._at = close + 1
-        min_count = int(low or 0)
-        return min_count, min_count if not comma else int(high) if high else None
+        self._at = found.end()
+        if found[1]:
+            return _SIGNS[found[1]]
+        min_count = int(found[2] or 0)
+        return min_count, min_count if not found[3] else int(found[4]) if found[4] else None
 
     # -- groups
 
     def _group(self, start: int) -> Pattern | None:
-        flags = self._flags
-        if self._take("?"):
-            if self._is_flags_alone(start):
+        outer = self._flags
+        found = self._read(_PYTHON_GROUP if self._is_python else _ECMA_GROUP)
+        look = None if found is None else found["look"]
+        if found is None:
+            self._check_plain(start)
+        elif found["name"] is not None:
+            self._name(found["name"], start)
+        elif found["end"]:
+            letters = set(found["on"])
+            kept = self._flags - set(found["off"] or ()) - ({"a"} if "u" in letters else set())
+            self._flags = kept | letters
+            if found["end"] == ")":
+                if start or not letters or found["off"]:
+                    raise self._wrong(start, "flags for the whole pattern stand at its beginning")
                 return None
-            look = next((sign for sign in _LOOKS if self._take(sign)), None)
-            if look is None:
-                self._group_kind(start)
-        else:
-            look = None
         pattern = self._choice()
         if not self._take(")"):
             raise self._wrong(start, "this `(` is never closed")
-        self._flags = flags
+        self._flags = outer
         return pattern if look is None else Look(pattern, *_LOOKS[look], start)
 
-    def _group_kind(self, start: int) -> None:
-        """Read what follows `(?` up to the group's content."""
-        if self._take(":"):
-            return
-        for sign, name in _UNSUPPORTED_GROUPS.items():
-            if self._take(sign):
-                raise self._unsupported(start, name)
-        if self._take("P<" if self._is_python else "<"):
-            close = self._text.find(">", self._at)
-            name = self._text[self._at : close] if close >= 0 else ""
-            self._at = close + 1 if close >= 0 else self._at
-            if not name.isidentifier():
-                raise self._wrong(start, "a group's name is an identifier between `<` and `>`")
-            if name in self._names:
-                raise self._wrong(start, f"a second group named `{name}`")
-            self._names.add(name)
-            return
-        on, off = self._flag_letters(start)
-        if not self._take(":"):
+    def _check_plain(self, start: int) -> None:
+        if self._take("?"):
+            for sign, name in _UNSUPPORTED_GROUPS.items():
+                if self._take(sign):
+                    raise self._unsupported(start, name)
             raise self._wrong(start, "a kind of group that is not known")
-        self._flags = self._flags.switched(on, True).switched(off, False)
 
-    def _is_flags_alone(self, start: int) -> bool:
-        """Whether this is `(?i)`, which applies from here on; if so it is consumed."""
-        at = self._at
-        on, off = self._flag_letters(start)
-        if not on or off or not self._take(")"):
-            self._at = at
-            return False
-        if at != 2:
-            raise self._wrong(start, "flags for the whole pattern stand at its beginning")
-        self._flags = self._flags.switched(on, True)
-        return True
-
-    def _flag_letters(self, start: int) -> tuple[str, str]:
-        at = self._at
-        while self._peek() and (self._peek() in _FLAGS or self._peek() == "-"):
-            self._at += 1
-        on, _, off = self._text[at : self._at].partition("-")
-        return on, off
+    def _name(self, name: str, start: int) -> None:
+        if not name.isidentifier():
+            raise self._wrong(start, "a group's name is an identifier between `<` and `>`")
+        if name in self._names:
+            raise self._wrong(start, f"a second group named `{name}`")
+        self._names.add(name)
 
     # -- escapes and sets
 
@@ -580,11 +530,11 @@ class Parser:
 
     def _folded(self, ranges: Ranges) -> Ranges:
         """The set, with other letter cases if the pattern ignores case."""
-        if not self._flags.folded or not ranges:
+        if "i" not in self._flags or not ranges:
             return ranges
         if len(ranges) > 1:
             self._num_ranges += _FOLDED_RANGES  # it takes as long as so many
-        return in_any_case(ranges, self._flags.ascii)
+        return in_any_case(ranges, "a" in self._flags)
 
     def _set_item(self) -> Chars | int:
         start = self._at

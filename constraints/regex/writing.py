@@ -17,7 +17,6 @@ from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import without_look_around
 from constraints.regex.syntax import (
     ANY,
-    EMPTY,
     Anchor,
     Chars,
     Choice,
@@ -146,22 +145,11 @@ def _searched(pattern: str) -> list[Pattern]:
 
 
 def _options(pattern: Pattern) -> Iterator[Pattern]:
-    """Patterns of which one matches, with their anchors at the edges, as far as that is easy."""
+    """Patterns of which one matches; the anchors of most stand at their edges."""
     match pattern:
         case Choice(options):
             for option in options:
                 yield from _options(option)
-        case Repeat(part, 0, 1) if _has_anchor(part):
-            yield from _options(Choice((part, EMPTY)))
-        case Concat(parts):
-            flat = _flat(parts)
-            for at in (0, len(flat) - 1):
-                inner = tuple(_options(flat[at])) if _has_anchor(flat[at]) else ()
-                if len(inner) > 1:
-                    for option in inner:
-                        yield from _options(concat((*flat[:at], option, *flat[at + 1 :])))
-                    return
-            yield concat(flat)
         case _:
             yield pattern
 
@@ -176,17 +164,13 @@ def _flat(parts: Iterable[Pattern]) -> list[Pattern]:
 
 def _without_edges(pattern: Pattern) -> tuple[bool, bool, Pattern]:
     """Whether it is anchored to the start, and to the end, and what is between."""
-    parts = list(pattern.parts) if isinstance(pattern, Concat) else [pattern]
+    parts = _flat([pattern])
     first, last = 0, len(parts)
     while first < last and isinstance(each := parts[first], Anchor) and each.is_start:
         first += 1
     while first < last and isinstance(each := parts[last - 1], Anchor) and not each.is_start:
         last -= 1
     return first > 0, last < len(parts), concat(parts[first:last])
-
-
-def _has_anchor(pattern: Pattern) -> bool:
-    return isinstance(pattern, Anchor) or any(map(_has_anchor, children(pattern)))
 
 
 def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
