@@ -418,46 +418,47 @@ class GrammarMatcher:
 
         Raises TooComplex where the engine compiles a constraint that it then cannot follow.
         """
+        if self._made:
+            return self._found(max_len, tails, num_failed)
         language = self._language
-        failure: EngineFailed | None = None
-        known = None if self._made else language.first_completion
+        known = language.first_completion
         if known is not None and len(known) <= max_len:
             return known
-        if not self._made:
-            guess = language.suggested
-            if guess is None and language.hints.first:
-                guess = spelled(language.hints.first[0], language.vocabulary)
-            if guess and len(guess) <= max_len and completes(self, language.vocabulary, guess):
-                language.first_completion = guess
-                return guess
+        found = language.suggested
+        if found is None and language.hints.first:
+            found = spelled(language.hints.first[0], language.vocabulary)
+        if not found or len(found) > max_len or not completes(self, language.vocabulary, found):
+            found = self._found(max_len, tails, num_failed)
+        language.first_completion = found
+        return found
+
+    def _found(
+        self, max_len: int, tails: Sequence[tuple[int, ...]], num_failed: int
+    ) -> tuple[int, ...] | None:
+        language = self._language
+        hints = language.hints.all()
+        failure: EngineFailed | None = None
         if language.has_json:
             # The engine for searches is compiled later.
             before = text_of(tuple(self._made), language.vocabulary)
             try:
-                hints = language.hints.all()
                 found = dive(self, language.vocabulary, max_len, hints, before, self._max_tries)
+                if found is not None:
+                    return found
             except EngineFailed as error:
-                found = None
                 failure = error
-            if found is not None:
-                if not self._made:
-                    language.first_completion = found
-                return found
         found = shortest_completion(
             self,
             language.vocabulary,
             max_len,
             tails,
-            language.hints.all(),
+            hints,
             self._bytewise(),
             is_patient=not self._made,
             num_failed=num_failed,
         )
-        if self._made:
-            return found
-        if found is None and failure is not None:
+        if found is None and failure is not None and not self._made:
             raise TooComplex(f"the constraint cannot be followed: {failure}") from failure
-        language.first_completion = found
         return found
 
     def _bytewise(self) -> "GrammarMatcher | None":
