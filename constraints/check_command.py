@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -142,9 +142,10 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
     text = source = config.constraint
     try:
         if source == STDIN:
-            text = _without_last_line_end(sys.stdin.read())
+            text = sys.stdin.read().removesuffix("\n")
         elif _is_file(source):
-            text = _without_last_line_end(Path(source).read_text(encoding="utf-8"))
+            # Editors end the last line, too; that is no part of a pattern.
+            text = Path(source).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"--constraint {source}: {error}") from error
     whitespace = Whitespace(config.whitespace)
@@ -157,11 +158,6 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
         any_key_order=config.key_order == "any",
         strict=config.strict,
     )
-
-
-def _without_last_line_end(text: str) -> str:
-    """Drop the line end that editors append; it is no part of a pattern."""
-    return text.removesuffix("\n")
 
 
 def check(
@@ -309,34 +305,22 @@ def find_vocabulary(name: str) -> VocabularyFile:
     return VocabularyFile(file, None, end_ids, _LONGEST_OUTPUT)
 
 
-def _opened(name: str) -> TextIO:
+def _opened(name: str) -> BinaryIO:
     try:
-        if name == STDIN:
-            return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
-        return Path(name).open(encoding="utf-8")
+        return open(sys.stdin.fileno() if name == STDIN else name, "rb", closefd=name != STDIN)
     except OSError as error:
         raise BadConfig(f"--lines {name}: {error}") from error
 
 
-def _texts(lines: TextIO) -> Iterator[str]:
-    for number, line in enumerate(_decoded(lines), start=1):
+def _texts(lines: BinaryIO) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             text = json.loads(line)["text"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise BadConfig(f'line {number}: must be {{"text": "..."}}: {error}') from error
-        except RecursionError:
-            rule = 'must be {"text": "..."}: it is nested too deeply'
-            raise BadConfig(f"line {number}: {rule}") from None
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise BadConfig(f'line {number}: must be {{"text": "..."}}: {error}') from None
         yield require_text(text, f"line {number}")
-
-
-def _decoded(lines: TextIO) -> Iterator[str]:
-    try:
-        yield from lines
-    except UnicodeDecodeError as error:
-        raise BadConfig(f"--lines: no UTF-8: {error}") from error
 
 
 def require_text(text: object, place: str) -> str:

@@ -203,7 +203,7 @@ def test_lines_that_are_no_text_are_an_error_of_one_line(tmp_path: Path) -> None
     path.write_bytes(b"\x8e\xff\x00")
     said = check("--type", "regex", "--constraint", "a", "--lines", str(path))
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith("error: --lines: ")
+    assert said.stderr.startswith("error: line 1: must be ")
     assert len(said.stderr.splitlines()) == 1
 
 
