@@ -3,17 +3,15 @@
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from constraints.after_thought import output_state
 from constraints.check import judge
-from constraints.errors import ConstraintError, EngineFailed, TooComplex
-from constraints.matcher import Language
+from constraints.compiler import Compiler
+from constraints.errors import ConstraintError, TooComplex
 from constraints.results import CheckResult, VerifyResult
 from constraints.schema.validation import MaskFormats, violations
-from constraints.spec import MAX_SENT_CHARS, Budget, ConstraintSpec, Translation
+from constraints.spec import MAX_SENT_CHARS, Budget, Translation
 from constraints.vocabulary import Vocabulary
 from constraints.worker.jobs import (
     Answer,
@@ -26,18 +24,6 @@ from constraints.worker.jobs import (
 )
 from processes.zygote.frames import Frame
 
-# If compiling takes longer, the masks of so many tokens are made, too; they take little in
-# comparison.
-_FOLLOWED_FROM_S = 0.01
-_MAX_FOLLOWED = 64
-
-
-class Compiles(Protocol):
-    """The interface of `constraints.compiler.Compiler` that a worker uses."""
-
-    def compile(self, spec: ConstraintSpec) -> Language:
-        """The language of `spec`. Raises ConstraintError."""
-
 
 class Work:
     """Runs jobs for one vocabulary.
@@ -45,12 +31,7 @@ class Work:
     memory_bytes: what a job may take, which others enforce
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        compiler: Compiles,
-        memory_bytes: int,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, compiler: Compiler, memory_bytes: int) -> None:
         self._vocabulary = vocabulary
         self._compiler = compiler
         self._memory_bytes = memory_bytes
@@ -89,8 +70,6 @@ class Work:
             job.thought,
         )
         compile_s = time.process_time() - started_s
-        if compile_s > _FOLLOWED_FROM_S:
-            _follow(language, self._vocabulary)
         return CheckResult(
             min_len=state.needed_len,
             dropped_phrases=language.dropped_phrases,
@@ -99,24 +78,6 @@ class Work:
             has_dead_ends=state.has_dead_ends,
             translation=_short_enough(language.translation),
         )
-
-
-def _follow(language: Language, vocabulary: Vocabulary) -> None:
-    """Make the masks of the first text found. Raises TooComplex.
-
-    An engine may compile a constraint that it then cannot follow; this detects it in advance.
-    """
-    translation = language.translation
-    if translation is None or translation.completion is None:
-        return
-    matcher = language.matcher()
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    try:
-        for token_id in translation.completion[:_MAX_FOLLOWED]:
-            matcher.fill_mask(row)
-            matcher.advance(token_id)
-    except EngineFailed as error:
-        raise TooComplex(f"the constraint cannot be followed: {error}") from error
 
 
 def _short_enough(translation: Translation | None) -> Translation | None:
