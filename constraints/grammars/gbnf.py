@@ -270,14 +270,15 @@ def _options(pattern: Pattern) -> Iterator[Pattern]:
 
 
 # The most characters of a rule within a terminal, with all its rules written out.
-_MAX_SIZE = 2000
+_MAX_SIZE = 2_000
+# The same of all rules that stay.
+_MAX_WHOLE = 1_000_000
 _MAX_ROUNDS = 40
 
 
 def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     """The rules that the root needs, in terms of terminals and references."""
-    whole = _written_out(rules)
-    found = _reached(lambda name: _split(rules[name], whole))
+    found = {name: _split(pattern) for name, pattern in _written_out(rules).items()}
     if isinstance(found[ROOT], Terminal):
         return found  # nothing follows it
     automata: dict[Pattern, Automaton] = {}
@@ -293,69 +294,69 @@ def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
             return _parts(part.part) if isinstance(part, Terminal) and part in wrong else part
 
         found = {name: mapped(pattern, split_greedy) for name, pattern in found.items()}
-    return _reached(lambda name: mapped(rules[name], _as_terminal))
+    return {name: mapped(pattern, _as_terminal) for name, pattern in rules.items()}
 
 
 def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
-    """The rules that reach no recursive rule, without references, where that is not too large."""
-    mentions = {
-        name: list(dict.fromkeys(each.name for each in references(pattern)))
-        for name, pattern in rules.items()
-    }
+    """The root and recursive rules, with the others in their places where these are not too large.
+
+    Raises TooComplex.
+    """
+    mentions = {name: {each.name for each in references(rules[name])} for name in rules}
     whole: dict[str, Pattern] = {}
+    sizes: dict[str, int] = {}
+
+    def in_place(part: Pattern) -> Pattern:
+        return whole.get(part.name, part) if isinstance(part, Reference) else part
 
     def is_whole(name: str, known: set[str]) -> bool:
-        if not known.issuperset(mentions[name]):
-            return False
-        whole[name] = _without_references(rules[name], whole)
-        return _size(whole[name]) <= _MAX_SIZE
+        size = _size(rules[name], sizes)
+        if mentions[name] <= known and size <= _MAX_SIZE:
+            sizes[name] = size
+            whole[name] = mapped(rules[name], in_place)
+        return name in whole
 
-    kept = closure(mentions, is_whole)
-    return {name: pattern for name, pattern in whole.items() if name in kept}
-
-
-def _without_references(pattern: Pattern, whole: Mapping[str, Pattern]) -> Pattern:
-    return mapped(pattern, lambda part: whole[part.name] if isinstance(part, Reference) else part)
-
-
-def _size(pattern: Pattern) -> int:
-    return sum(map(_size, children(pattern))) or 1
+    closure(mentions, is_whole)
+    kept = {name: rules[name] for name in rules if name == ROOT or name not in whole}
+    if sum(_size(pattern, sizes) for pattern in kept.values()) > _MAX_WHOLE:
+        raise TooComplex(f"a grammar of more than {_MAX_WHOLE} characters, all rules written out")
+    return {name: mapped(pattern, in_place) for name, pattern in kept.items()}
 
 
-def _reached(made: Callable[[str], Pattern]) -> dict[str, Pattern]:
-    """The rules that the root reaches, as they are made."""
-    reached: dict[str, Pattern] = {}
-    todo = [ROOT]
-    while todo:
-        name = todo.pop()
-        if name not in reached:
-            reached[name] = made(name)
-            todo.extend(each.name for each in references(reached[name]))
-    return reached
+def _size(pattern: Pattern, sizes: Mapping[str, int]) -> int:
+    """The number of characters. sizes: of rules"""
+    if isinstance(pattern, Reference):
+        return sizes.get(pattern.name, 1)
+    return sum(_size(part, sizes) for part in children(pattern)) or 1
 
 
-def _split(pattern: Pattern, whole: Mapping[str, Pattern]) -> Pattern:
-    """What has no recursion as terminals, as large as can be."""
-
-    def is_whole(part: Pattern) -> bool:
-        return all(each.name in whole for each in references(part))
-
-    def runs(
-        parts: Iterable[Pattern], join: Callable[[Iterable[Pattern]], Pattern]
-    ) -> Iterator[Pattern]:
-        for is_one, run in groupby(parts, is_whole):
-            yield from (_split(part, whole) for part in ([join(run)] if is_one else run))
-
+def _split(pattern: Pattern) -> Pattern:
+    """What has no references as terminals, as large as can be."""
     match pattern:
-        case _ if is_whole(pattern):
-            return _as_terminal(_without_references(pattern, whole))
+        case _ if not _refers(pattern):
+            return _as_terminal(pattern)
         case Concat(parts):
-            return concat(runs(parts, concat))
+            return concat(_runs(parts, concat))
         case Choice(options):
-            return choice(runs(sorted(options, key=is_whole), choice))
+            return choice(_runs(sorted(options, key=_refers), choice))
         case Repeat(part):
-            return replace(pattern, part=_split(part, whole))
+            return replace(pattern, part=_split(part))
     return pattern
+
+
+def _refers(pattern: Pattern) -> bool:
+    return any(references(pattern))
+
+
+def _runs(
+    parts: Iterable[Pattern], join: Callable[[Iterable[Pattern]], Pattern]
+) -> Iterator[Pattern]:
+    """Neighbours without references joined, and the others split."""
+    for refers, run in groupby(parts, _refers):
+        if refers:
+            yield from map(_split, run)
+        else:
+            yield _as_terminal(join(run))
 
 
 def _as_terminal(pattern: Pattern) -> Pattern:
@@ -421,7 +422,7 @@ def _loosened(pattern: Pattern) -> Pattern:
             return Choice(tuple(map(_loosened, options)))
         case Repeat(part, min_count, max_count):
             times = max_count or min_count
-            if max_count is None or times * _size(part) > _MAX_WRITTEN_OUT:
+            if max_count is None or times * _size(part, {}) > _MAX_WRITTEN_OUT:
                 return Repeat(_loosened(part), min(min_count, 1), None)
             return replace(pattern, part=_loosened(part))
     return pattern

@@ -15,7 +15,6 @@ import re
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -121,14 +120,13 @@ class Position:
 
         judges: whether values are judged where they end
         """
-        after = copy(self)
-        after._judges = judges
-        return after if after._read(more) == len(more) else None
+        return self.legal_part(more, judges=judges)[1]
 
-    def legal_part(self, more: bytes) -> "tuple[int, Position | None]":
+    def legal_part(self, more: bytes, *, judges: bool = True) -> "tuple[int, Position | None]":
         """How many of the bytes may follow, and the place behind them if all may."""
-        after = copy(self)
-        after._judges = True
+        after = Position.__new__(Position)
+        after.__dict__.update(self.__dict__)
+        after._judges = judges
         num_legal = after._read(more)
         return num_legal, after if num_legal == len(more) else None
 
