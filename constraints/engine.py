@@ -19,8 +19,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -508,11 +509,12 @@ class GrammarMatcher:
     def _num_bytes(self, token_ids: Sequence[int]) -> int:
         return sum([len(self._tokens[token_id]) for token_id in token_ids])
 
-    def fork(self) -> "GrammarMatcher":
+    def fork(self) -> Self:
         """A copy, which shares the lexer and its lock."""
-        other = GrammarMatcher(self._language, self._original, self._inner.deep_copy())
+        other = copy(self)
+        other._inner = self._inner.deep_copy()
         other._made = self._made.copy()
-        other._has_ended = self._has_ended
+        self._original.clones.add(other)
         return other
 
     @property

@@ -642,12 +642,3 @@ class WatchedMatcher(GrammarMatcher):
         """The bytes with which every legal text continues, or the first of them."""
         forced = super().deterministic_suffix()
         return forced if self._position.behind(forced) is not None else b""
-
-    def fork(self) -> "WatchedMatcher":
-        """A copy, which shares the lexer and its lock."""
-        copy = WatchedMatcher(
-            self._language, self._original, self._inner.deep_copy(), self._position
-        )
-        copy._made = self._made.copy()
-        copy._has_ended = self._has_ended
-        return copy
