@@ -89,8 +89,9 @@ def _error(rewritten: Rewritten, message: str) -> ConstraintError:
     if isinstance(error, NotEnforced):
         raw = _raw(rewritten, pointer)
         found = [names for phrase, names, _ in _IN_OUR_WORDS if phrase in message]
-        keyword = next((name for names in found for name in names if name in (raw or ())), None)
-        pointer = pointer if keyword is None else below(pointer, keyword)
+        if isinstance(raw, dict):
+            keywords = [name for names in found for name in names if name in raw]
+            pointer = below(pointer, keywords[0]) if keywords else pointer
     text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
     return NotEnforced(text, pointer) if isinstance(error, NotEnforced) else type(error)(text)
 
