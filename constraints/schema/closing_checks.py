@@ -17,7 +17,7 @@ import jsonschema
 from constraints.errors import Malformed, NotEnforced
 from constraints.regex.search import is_searchable
 from constraints.schema.grammar import WATCH, all_parts, inside
-from constraints.schema.keywords import KNOWN, is_annotation
+from constraints.schema.keywords import KNOWN, READ_BESIDE, is_annotation
 from constraints.schema.reading import Json, at
 from constraints.schema.references import References
 from constraints.schema.rewriting import Rewritten
@@ -26,8 +26,6 @@ from constraints.schema.watched import JUDGED, mentions, watching_definitions
 # Without `$schema`, the newest draft is used by which the schema is valid.
 _DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# Keywords that `jsonschema` reads with another one.
-_READ_BESIDE = frozenset(("then", "else", "minContains", "maxContains"))
 
 
 def validators_of(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
@@ -40,7 +38,7 @@ def validators_of(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
 def unjudged(rewritten: Rewritten) -> str | None:
     """The pointer of what was given up and the judge does not know, or of a misspelt keyword."""
     document = rewritten.document
-    known = _READ_BESIDE | validators_of(document)[0].VALIDATORS.keys()
+    known = READ_BESIDE | validators_of(document)[0].VALIDATORS.keys()
     references = References(document)
     for pointer in rewritten.given_up:
         place, _, keyword = pointer.rpartition("/")

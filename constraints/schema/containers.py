@@ -349,10 +349,6 @@ def _contains(place: Place, value: Json, pointer: str) -> None:
         place.also.append({"minItems": least})
 
 
-def _of_contains(place: Place, value: Json, pointer: str) -> None:
-    """How many items `contains` means; without it they say nothing."""
-
-
 HANDLERS: dict[str, Handler] = {
     "patternProperties": pattern_properties,
     "propertyNames": _property_names,
@@ -368,5 +364,4 @@ HANDLERS: dict[str, Handler] = {
     "unevaluatedItems": _unevaluated_items,
     "uniqueItems": _unique_items,
     "contains": _contains,
-    **dict.fromkeys(("minContains", "maxContains"), _of_contains),
 }

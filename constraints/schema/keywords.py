@@ -119,6 +119,9 @@ ANNOTATIONS = frozenset(
     )
 )
 
+# They are read with another keyword, and say nothing without it.
+READ_BESIDE = frozenset(("then", "else", "minContains", "maxContains"))
+
 # How people mark keywords of their own.
 EXTENSIONS = ("x-", "X-", "_")
 

@@ -239,12 +239,8 @@ def _reference(place: Place, value: Json, pointer: str) -> None:
         place.out["$ref"] = f"#/$defs/{place.rewriter.definition(target)}"
 
 
-def _all_of(place: Place, value: Json, pointer: str) -> None:
-    place.out["allOf"] = place.list(value, pointer)
-
-
-def _any_of(place: Place, value: Json, pointer: str) -> None:
-    place.out["anyOf"] = place.list(value, pointer)
+def _options(place: Place, value: Json, pointer: str) -> None:
+    place.out[pointer.rpartition("/")[2]] = place.list(value, pointer)
 
 
 def _one_of(place: Place, value: Json, pointer: str) -> None:
@@ -293,10 +289,6 @@ def _if(place: Place, value: Json, pointer: str) -> None:
         place.more({"anyOf": [met, unmet]}, pointer)
 
 
-def _branch(place: Place, value: Json, pointer: str) -> None:
-    """`then` and `else` belong to `if`, and say nothing without it."""
-
-
 def _dependencies(place: Place, value: Json, pointer: str) -> None:
     if len(value) > _MAX_DEPENDENCIES:
         place.rewriter.refuse(
@@ -314,11 +306,9 @@ def _dependencies(place: Place, value: Json, pointer: str) -> None:
 
 LOGIC_HANDLERS: dict[str, Handler] = {
     "$ref": _reference,
-    "allOf": _all_of,
-    "anyOf": _any_of,
+    **dict.fromkeys(("allOf", "anyOf"), _options),
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
-    **dict.fromkeys(("then", "else"), _branch),
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), _dependencies),
 }

@@ -25,6 +25,7 @@ from constraints.schema.keywords import (
     ANNOTATIONS,
     CONTENT,
     EXTENSIONS,
+    READ_BESIDE,
     REFUSED,
     SHAPES,
     intended_assertion,
@@ -273,7 +274,7 @@ class Rewriter:
             # Generators write base64 with its pattern.
             if keyword != "contentEncoding" or "pattern" not in place.schema:
                 self.note(pointer)
-        elif keyword not in ANNOTATIONS:
+        elif keyword not in ANNOTATIONS | READ_BESIDE:
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")

@@ -101,9 +101,7 @@ def _multiple_of(place: Place, value: Json, pointer: str) -> None:
     if len(steps) == 1:
         place.out["multipleOf"] = value
         return
-    types = place.schema.get("type")
-    typed = {"type": types} if types else {}
-    place.also.append({"anyOf": [{**typed, "multipleOf": each} for each in steps]})
+    place.also.append({"anyOf": [_typed(place, {"multipleOf": each}) for each in steps]})
 
 
 def _coarser(step: str) -> list[float]:
@@ -115,16 +113,23 @@ def _coarser(step: str) -> list[float]:
     return [lcm(digits, 10**more) / 10**num_decimals for more in range(1, num_decimals)]
 
 
+def _typed(place: Place, said: dict[str, Json]) -> Json:
+    """A further schema of the values that a schema is about."""
+    return said | ({"type": place.schema["type"]} if "type" in place.schema else {})
+
+
 def _pattern(place: Place, value: Json, pointer: str) -> None:
-    types = place.schema.get("type")
     for piece in conjuncts(value):
         translated = engine_pattern(place, piece, pointer)
-        if translated is None:
-            continue
-        if "pattern" in place.out:
-            place.also.append({"pattern": translated} | ({"type": types} if types else {}))
-        else:
-            place.out["pattern"] = translated
+        if translated is not None:
+            _add_pattern(place, translated)
+
+
+def _add_pattern(place: Place, pattern: str) -> None:
+    if "pattern" in place.out:
+        place.also.append(_typed(place, {"pattern": pattern}))
+    else:
+        place.out["pattern"] = pattern
 
 
 def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
@@ -139,16 +144,10 @@ def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
 
 
 def _format(place: Place, value: Json, pointer: str) -> None:
-    types = place.schema.get("type")
     if value in formats.MAX_LEN:
-        longest = {"maxLength": formats.MAX_LEN[value]}
-        place.also.append(longest | ({"type": types} if types else {}))
+        place.also.append(_typed(place, {"maxLength": formats.MAX_LEN[value]}))
     if value in formats.PATTERNS:
-        pattern = f"^(?:{formats.PATTERNS[value]})$"
-        if "pattern" in place.schema:
-            place.also.append({"pattern": pattern} | ({"type": types} if types else {}))
-        else:
-            place.out["pattern"] = pattern
+        _add_pattern(place, f"^(?:{formats.PATTERNS[value]})$")
     elif value in formats.BY_ENGINE:
         place.out["format"] = value
     elif value in formats.RANGES:
