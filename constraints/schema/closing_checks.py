@@ -55,7 +55,7 @@ def unjudged(rewritten: Rewritten) -> str | None:
     is_by_package = "unevaluatedProperties" in text and "patternProperties" in text
     is_timely = not is_by_package and all(map(is_searchable, _patterns(document)))
     if rewritten.given_up and not is_timely:
-        return rewritten.given_up[0]
+        return next(iter(rewritten.given_up))
     for pointer in rewritten.not_enforced:
         word = pointer.rpartition("/")[2]
         if word not in KNOWN and not is_annotation(word):
@@ -113,7 +113,7 @@ def judge_at_close(rewritten: Rewritten) -> tuple[str, ...]:
             if not is_marked and any(mentions(each, watching, JUDGED) for each in options):
                 mark(owner)
                 is_new = True
-    return tuple(dict.fromkeys(rewritten.given_up))
+    return tuple(rewritten.given_up)
 
 
 def _choices(

@@ -217,9 +217,8 @@ def prepare(spec: ConstraintSpec, *, judges: bool = False) -> SchemaGrammar:
             what = f"{pointer or 'the schema'}: neither masks nor a judge of values can keep it"
             raise NotEnforced(what, pointer)
         rewritten.checked_at_close = judge_at_close(rewritten)
-        rewritten.not_enforced = [
-            each for each in rewritten.not_enforced if each not in rewritten.checked_at_close
-        ]
+        for pointer in rewritten.checked_at_close:
+            rewritten.not_enforced.pop(pointer, None)
         # With those that judge, and without what they judge instead.
         rewritten.watches = watches_of(
             rewritten.root, rewritten.definitions, lambda schema, keyword: None
@@ -247,8 +246,8 @@ def _of_its_type(document: Json) -> Rewritten:
     return replace(
         rewritten,
         document=document,
-        not_enforced=[""],
-        given_up=[""],
+        not_enforced={"": None},
+        given_up={"": None},
         sources=[(rewritten.root, "", document)],
     )
 

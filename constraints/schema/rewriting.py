@@ -145,19 +145,19 @@ class Rewritten:
     """
 
     document: Json = field(repr=False)
-    root: Json
-    definitions: dict[str, Json]
-    not_enforced: list[str]
-    origins: dict[int, str] = field(repr=False)
-    needs_u: list[str]
-    given_up: list[str] = field(default_factory=list)
+    root: Json = True
+    definitions: dict[str, Json] = field(default_factory=dict)
+    not_enforced: dict[str, None] = field(default_factory=dict)
+    given_up: dict[str, None] = field(default_factory=dict)
     sources: list[tuple[dict[str, Json], str, Json]] = field(default_factory=list, repr=False)
+    origins: dict[int, str] = field(default_factory=dict, repr=False)
+    needs_u: list[str] = field(default_factory=list)
     watches: tuple[Watch, ...] = ()
     checked_at_close: tuple[str, ...] = ()
 
     def give_up(self, pointer: str) -> None:
-        self.given_up.append(pointer)
-        self.not_enforced.append(pointer)
+        self.given_up[pointer] = None
+        self.not_enforced[pointer] = None
 
 
 class Rewriter:
@@ -179,52 +179,37 @@ class Rewriter:
         """`handlers`: by keyword. Raises Malformed, TooComplex."""
         self.watches = watches
         self.overlaps = overlaps
-        self._document = spelt_out(document)
+        self._rewritten = Rewritten(spelt_out(document))
         self._handlers = handlers
         self._lenient = lenient
-        self._references = References(self._document)
+        self._references = References(self._rewritten.document)
         self.draft = self._references.draft
         self._names: dict[str, str] = {}
         self._pending: list[str] = []
         self._num_schemas = 0
-        self._not_enforced: list[str] = []
-        self._given_up: dict[str, None] = {}
-        self._sources: list[tuple[dict[str, Json], str, Json]] = []
-        self._origins: dict[int, str] = {}
-        self._needs_u: list[str] = []
         self._unknown: set[str] = set()
         self._looking: set[str] = set()
 
     def rewrite(self) -> Rewritten:
         """Raises Malformed, NotEnforced, TooComplex."""
-        if not isinstance(self._document, dict | bool):
+        rewritten = self._rewritten
+        if not isinstance(rewritten.document, dict | bool):
             raise Malformed("a schema is an object, true or false", pointer="")
-        root = self.schema(self._document, "")
-        definitions: dict[str, Json] = {}
+        rewritten.root = self.schema(rewritten.document, "")
         while self._pending:
             pointer = self._pending.pop()
-            definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
-        return Rewritten(
-            self._document,
-            root,
-            definitions,
-            list(dict.fromkeys(self._not_enforced)),
-            self._origins,
-            self._needs_u,
-            [*self._given_up],
-            self._sources,
-        )
+            rewritten.definitions[self._names[pointer]] = self.schema(self.raw(pointer), pointer)
+        return rewritten
 
     def refuse(self, pointer: str, reason: str) -> None:
         """Raises NotEnforced; in a lenient schema, records it."""
         if not self._lenient:
             raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
-        self._not_enforced.append(pointer)
-        self._given_up[pointer] = None
+        self._rewritten.give_up(pointer)
 
     def note(self, pointer: str) -> None:
         """Records what asserts nothing that is known, and so is not enforced."""
-        self._not_enforced.append(pointer)
+        self._rewritten.not_enforced[pointer] = None
 
     def schema(self, value: Json, pointer: str) -> Json:
         """The rewritten form of a schema; `pointer`: its place or origin."""
@@ -244,11 +229,11 @@ class Rewriter:
             out["allOf"] = [*out.get("allOf", ()), *place.also]
         put_patterns_last(out)
         patterns = [below(pointer, each) for each in ("patternProperties", "propertyNames")]
-        if any(each in self._given_up for each in patterns):
+        if any(each in self._rewritten.given_up for each in patterns):
             # Which keys are others is not known.
             out.pop("additionalProperties", None)
-        self._origins[id(out)] = pointer
-        self._sources.append((out, pointer, raw))
+        self._rewritten.origins[id(out)] = pointer
+        self._rewritten.sources.append((out, pointer, raw))
         return out
 
     def check_keywords(self, value: dict[str, Json], pointer: str) -> None:
@@ -298,25 +283,20 @@ class Rewriter:
 
     def translated(self, pattern: str) -> str:
         """A pattern in the engine's syntax. Raises Malformed, NotEnforced, TooComplex."""
-        if not self.may_look_around(pattern):
+        if looks_around(pattern):
+            self._looking.add(pattern)
+        if len(self._looking) > _MAX_LOOKING:
             raise TooComplex(f"more than {_MAX_LOOKING} patterns that look around")
         return f"^(?:{translate_search(pattern)})$"
 
-    def may_look_around(self, pattern: str) -> bool:
-        """Whether few enough patterns have needed an automaton for this one to have one, too."""
-        is_looking = looks_around(pattern)
-        if is_looking and len(self._looking) < _MAX_LOOKING:
-            self._looking.add(pattern)
-        return not is_looking or pattern in self._looking
-
     def raw(self, pointer: str) -> Json:
         """The value at a pointer of the document."""
-        return at(self._document, pointer)
+        return at(self._rewritten.document, pointer)
 
     def string(self, text: str, pointer: str) -> None:
         """Record a string that cannot be written without \\u."""
         if any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in text):
-            self._needs_u.append(pointer)
+            self._rewritten.needs_u.append(pointer)
 
 
 def put_patterns_last(schema: dict[str, Json]) -> None:
