@@ -214,6 +214,20 @@ async def test_an_error_of_the_server_has_its_class_and_its_facts(
     assert getattr(caught.value, "error_type", None) == error_type
 
 
+async def test_what_cannot_come_at_all_has_no_probability() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        tops = {"1": -0.5, "2": -1.7976931348623157e308}
+        await peer.token(body["stream_id"], 1, top_logprobs=tops)
+        await peer.done(body["stream_id"], "b")
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        answer = await model.generate(GenerateCall(prompt="Once", top_logprobs=2))
+    assert answer.tokens[0].top_logprobs == {1: -0.5, 2: -math.inf}
+
+
 async def test_a_full_socket_gets_a_neighbour() -> None:
     all_are_in = asyncio.Barrier(5)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, ServerNotice
-from client.errors import Overloaded, ServerFailed
+from client.errors import ConnectionLost, Overloaded, ServerFailed
 from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
@@ -131,6 +131,19 @@ async def test_tokens_renew_the_tries() -> None:
             answer = await model.generate(GenerateCall(prompt="Once"))
         assert len(scene.peers) == 8
     assert answer.text == "abcdefghi"
+
+
+async def test_a_server_that_never_gets_on_is_given_up() -> None:
+    async def stuck_at_three(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.letters(body["stream_id"], len(body.get("output", [])), 3)
+
+    async with performing(stuck_at_three) as scene:
+        async with LmtpModel(scene.url, retry=QUICK) as model:
+            with pytest.raises(ConnectionLost):
+                await model.generate(GenerateCall(prompt="Once"))
+        assert len(scene.peers) == QUICK.max_tries
 
 
 async def test_a_server_that_is_gone_is_noticed_once_and_at_once() -> None:
