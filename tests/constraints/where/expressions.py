@@ -193,9 +193,3 @@ expressions: st.SearchStrategy[Expression] = st.one_of(
     conditions,
     st.builds(lambda part, stop: And((part, StopsBefore(stop))), conditions, several),
 )
-# More lists than automata can be followed side by side.
-listing = st.one_of(*(st.builds(kind, several) for kind in (OneOf, StartsWith, EndsWith)))
-many = st.lists(listing, min_size=32, max_size=36).map(tuple)
-unions: st.SearchStrategy[Expression] = st.one_of(
-    st.builds(Or, many), st.builds(lambda parts: And(tuple(map(Not, parts))), many)
-)

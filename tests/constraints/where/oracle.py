@@ -5,10 +5,8 @@ r"""Which tokens are legal, found by searching: the judge of the engine's masks.
     oracle.legal(prefix, max_len=5)  of these, what can be completed within so many tokens
     oracle.is_complete(prefix)  | oracle.shortest_len(prefix, at_most)
 
-A place in an output is the state of every atom's character machine, the bytes of a character that
-has only begun, and how many tokens there were. A machine remembers of a text only what its atom
-needs to know: a count up to just beyond the bound, the longest end of the text that begins a
-phrase, the state of a pattern's automaton.
+A place in an output is the state of every atom's automaton, the bytes of a character that has only
+begun, and how many tokens there were. Every atom is a pattern, or what a pattern does not match.
 Characters which no atom tells apart are tried only once. From each place completions are searched
 for: by characters, and where tokens are counted, some byte is none or there is a budget by tokens,
 of what can be completed by characters at all.
@@ -19,11 +17,11 @@ Python's `re` where they are made (regex/test_dfa.py) and, with all else here, i
 """
 
 import codecs
+import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from constraints.regex.dfa import Automaton, matches
 from constraints.where.terms import (
@@ -54,14 +52,11 @@ SPECIAL_LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")
 class Alphabet:
     """One character of every kind that the atoms tell apart."""
 
-    def __init__(self, atoms: Sequence[Expression]) -> None:
-        bounds = {bound for atom in atoms for char in _named(atom) for bound in _around(char)}
+    def __init__(self, automata: Sequence[Automaton], phrases: Sequence[str]) -> None:
+        """phrases: those of stops_before, which are looked for as they are."""
+        bounds = {bound for char in "".join(phrases) for bound in (ord(char), ord(char) + 1)}
         self._named = sorted(bounds | {0, *SURROGATES})
-        # Of patterns the characters that they tell apart, and white space where words are counted.
-        patterns = [atom.pattern for atom in atoms if isinstance(atom, Matches)]
-        if any(isinstance(atom, Compare) and atom.measure is Measure.WORDS for atom in atoms):
-            patterns.append(r"\s")
-        self._partitions = [matches(pattern).partition for pattern in patterns]
+        self._partitions = [automaton.partition for automaton in automata]
         starts = {int(start) for each in self._partitions for start in each.starts}
         self._starts = sorted(starts.union(self._named))
         kinds: dict[Hashable, str] = {}
@@ -125,73 +120,38 @@ def _length(lead: int) -> int:
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
-def _named(atom: Expression) -> str:
-    """The characters that the atom names; ranges in patterns by their bounds."""
+def pattern_of(atom: Expression) -> tuple[str, bool]:
+    """A pattern, and whether the atom holds for what it matches or for all else."""
     match atom:
-        case Compare(Measure.INT) | IsInt() | IsFloat():
-            return "-.0123456789"
-        case Compare(Measure.SENTENCES):
-            return "."
-        case Compare():
-            return ""
-        case Matches():
-            return ""  # what it tells apart its automaton knows
-        case Contains(phrase):
-            return phrase
-        case OneOf(texts) | StartsWith(texts) | EndsWith(texts):
-            return "".join(texts)
-        case StopsAt(texts) | StopsBefore(texts):
-            return "".join(texts)
-    raise TypeError(atom)
-
-
-def _around(char: str) -> tuple[int, int]:
-    return ord(char), ord(char) + 1
-
-
-DIGITS = "0123456789"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """start, a step by one character, and whether the text so far satisfies the atom."""
-
-    start: Hashable
-    step: Callable[[Any, str], Hashable]
-    accepts: Callable[[Any], bool]
-
-
-def machine_of(atom: Expression) -> Machine:
-    if isinstance(atom, Compare):
-        return {
-            Measure.CHARS: _count,
-            Measure.WORDS: _words,
-            Measure.SENTENCES: _sentences,
-            Measure.INT: _int_compared,
-        }[atom.measure](atom.relation, atom.bound)
-    match atom:
-        case OneOf(values):
-            return _one_of(values)
-        case StartsWith(phrases):
-            return _starts_with(phrases)
-        case EndsWith(phrases):
-            return _ends_with(phrases)
-        case Contains(phrase):
-            return _contains(phrase)
-        case StopsAt(phrases):
-            return _stops_at(phrases)
-    return _pattern(matches(_pattern_of(atom)))
-
-
-def _pattern_of(atom: Expression) -> str:
-    match atom:
+        case Compare(Measure.INT, relation, bound):
+            return _integers(relation, bound), True
+        case Compare(measure, relation, bound):
+            counts = range(max(bound, 0) + 2)
+            met = [count for count in counts if related(count, relation, bound)]
+            options = [_counted(measure, count, is_least=count == counts[-1]) for count in met]
+            return _any_of(options), True
         case Matches(pattern):
-            return pattern
+            return pattern, True
         case IsInt():
-            return "-?[0-9]+"
+            return "-?[0-9]+", True
         case IsFloat():
-            return r"-?[0-9]+(\.[0-9]+)?"
+            return r"-?[0-9]+(\.[0-9]+)?", True
+        case Contains(phrase):
+            return f"(?s:.*){re.escape(phrase)}(?s:.*)", True
+        case OneOf(values):
+            return _any_of(map(re.escape, values)), True
+        case StartsWith(phrases):
+            return _any_of(map(re.escape, phrases)) + "(?s:.*)", True
+        case EndsWith(phrases):
+            return "(?s:.*)" + _any_of(map(re.escape, phrases)), True
+        case StopsAt(phrases):
+            return f"(?s:.*){_any_of(map(re.escape, phrases))}(?s:.+)", False
     raise TypeError(atom)
+
+
+def _any_of(options: Iterable[str]) -> str:
+    several = tuple(options)
+    return f"(?:{'|'.join(several)})" if several else r"[^\s\S]"
 
 
 def related(count: int, relation: Relation, bound: int) -> bool:
@@ -210,78 +170,32 @@ def related(count: int, relation: Relation, bound: int) -> bool:
             return count > bound
 
 
-def _count(relation: Relation, bound: int) -> Machine:
-    most = max(bound, 0) + 1
-    return Machine(
-        start=0,
-        step=lambda count, char: min(count + 1, most),
-        accepts=lambda count: related(count, relation, bound),
-    )
+def _counted(measure: Measure, count: int, *, is_least: bool) -> str:
+    """The texts of so many characters, words or sentences, or of so many at least."""
+    more = "(?s:.*)" if is_least else ""
+    if count == 0:
+        return more or (r"\s*" if measure is Measure.WORDS else "")
+    before = count - 1
+    match measure:
+        case Measure.CHARS:
+            return f"(?s:.{{{count}}}){more}"
+        case Measure.WORDS:
+            return rf"\s*(?:\S+\s+){{{before}}}\S" + (more or r"\S*\s*")
+    return rf"(?:[^.]*\.){{{before}}}(?:[^.]*\.|[^.]+){more}"
 
 
-def _words(relation: Relation, bound: int) -> Machine:
-    most = max(bound, 0) + 1
-
-    def step(state: tuple[int, bool], char: str) -> tuple[int, bool]:
-        count, in_word = state
-        if char.isspace():
-            return count, False
-        return (count if in_word else min(count + 1, most)), True
-
-    return Machine((0, False), step, lambda state: related(state[0], relation, bound))
-
-
-def _sentences(relation: Relation, bound: int) -> Machine:
-    most = max(bound, 0) + 1
-
-    def step(state: tuple[int, bool], char: str) -> tuple[int, bool]:
-        closed, _ = state
-        return (min(closed + 1, most), False) if char == "." else (closed, True)
-
-    return Machine((0, False), step, lambda state: related(sum(state), relation, bound))
-
-
-def _int_compared(relation: Relation, bound: int) -> Machine:
+def _integers(relation: Relation, bound: int) -> str:
+    """What is beyond the bound on either side has the relation of the next number there."""
     most = abs(bound) + 1
-
-    def step(state: tuple[str, int | None] | None, char: str) -> tuple[str, int | None] | None:
-        if state is None:
-            return None
-        sign, size = state
-        if char == "-" and sign == "" and size is None:
-            return "-", None
-        if char not in DIGITS:
-            return None
-        return sign, min(10 * (size or 0) + int(char), most)
-
-    def accepts(state: tuple[str, int | None] | None) -> bool:
-        if state is None or state[1] is None:
-            return False
-        return related(-state[1] if state[0] else state[1], relation, bound)
-
-    return Machine(("", None), step, accepts)
-
-
-def _one_of(values: tuple[str, ...]) -> Machine:
-    def step(text: str | None, char: str) -> str | None:
-        if text is None:
-            return None
-        longer = text + char
-        return longer if any(value.startswith(longer) for value in values) else None
-
-    return Machine("", step, lambda text: text in values)
-
-
-def _starts_with(phrases: tuple[str, ...]) -> Machine:
-    def decided(text: str) -> str | bool:
-        if text.startswith(phrases):
-            return True
-        return text if any(phrase.startswith(text) for phrase in phrases) else False
-
-    def step(state: str | bool, char: str) -> str | bool:
-        return state if isinstance(state, bool) else decided(state + char)
-
-    return Machine(decided(""), step, lambda state: state is True)
+    below = "|".join(map(str, range(most)))
+    options = []
+    for value in range(-most, most + 1):
+        size = str(abs(value))
+        if abs(value) == most:
+            size = rf"(?!(?:{below})\Z)[1-9][0-9]*"
+        if related(value, relation, bound):
+            options.append(("-0*" if value < 0 else "0*" if value > 0 else "-?0*") + size)
+    return _any_of(options)
 
 
 def longest_beginning(text: str, phrases: tuple[str, ...]) -> str:
@@ -291,56 +205,22 @@ def longest_beginning(text: str, phrases: tuple[str, ...]) -> str:
     return text
 
 
-def _ends_with(phrases: tuple[str, ...]) -> Machine:
-    return Machine(
-        start="",
-        step=lambda end, char: longest_beginning(end + char, phrases),
-        accepts=lambda end: end.endswith(phrases),
-    )
-
-
-def _contains(phrase: str) -> Machine:
-    def step(end: str, char: str) -> str:
-        return phrase if end == phrase else longest_beginning(end + char, (phrase,))
-
-    return Machine("", step, lambda end: end == phrase)
-
-
-def _stops_at(phrases: tuple[str, ...]) -> Machine:
-    def step(end: str | None, char: str) -> str | None:
-        if end is None or end.endswith(phrases):
-            return None
-        return longest_beginning(end + char, phrases)
-
-    return Machine("", step, lambda end: end is not None)
-
-
-def _pattern(automaton: Automaton) -> Machine:
-    return Machine(
-        start=0,
-        step=lambda state, char: int(
-            automaton.steps[state, automaton.partition.label_of(ord(char))]
-        ),
-        accepts=lambda state: bool(automaton.accepts[state]),
-    )
-
-
 _BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The machines side by side, and how far a phrase of stops_before has come.
+    """The automata side by side, and how far a phrase of stops_before has come.
 
-    states:   of the machines, in their order, after the whole text
+    states:   of the automata, in their order, after the whole text
     begun:    the longest end of the text that begins a phrase
     earlier:  the states before each character of `begun`
     is_ended: a phrase ended the text; `states` are those before the phrase
     """
 
-    states: tuple[Hashable, ...]
+    states: tuple[int, ...]
     begun: str = ""
-    earlier: tuple[tuple[Hashable, ...], ...] = ()
+    earlier: tuple[tuple[int, ...], ...] = ()
     is_ended: bool = False
 
 
@@ -367,8 +247,10 @@ class Oracle:
         stops = [atom for atom in atoms if isinstance(atom, StopsBefore)]
         self._phrases = tuple(phrase for stop in stops for phrase in stop.phrases)
         self._atoms = [atom for atom in atoms if atom not in stops]
-        self._machines = [machine_of(atom) for atom in self._atoms]
-        self._alphabet = Alphabet(atoms)
+        patterns = list(map(pattern_of, self._atoms))
+        self._automata = [matches(pattern) for pattern, _ in patterns]
+        self._is_match = [is_match for _, is_match in patterns]
+        self._alphabet = Alphabet(self._automata, self._phrases)
         self._tokens = tokens
         self.end_ids = tuple(end_ids)
         bounds = list(_token_bounds(expression))
@@ -415,7 +297,7 @@ class Oracle:
 
     def place(self, prefix: Sequence[int]) -> Place:
         """Where an output of these tokens stands; they must be legal UTF-8 so far."""
-        place = Place(Joint(tuple(machine.start for machine in self._machines)), b"", 0)
+        place = Place(Joint((0,) * len(self._automata)), b"", 0)
         for token_id in prefix:
             after = self._after(place, self._tokens[token_id])
             assert after is not None, "the prefix is no UTF-8"
@@ -455,8 +337,8 @@ class Oracle:
         if ended:
             return Joint(earlier[len(text) - max(map(len, ended))], is_ended=True)
         states = tuple(
-            machine.step(state, char)
-            for machine, state in zip(self._machines, joint.states, strict=True)
+            int(automaton.steps[state, automaton.partition.label_of(ord(char))])
+            for automaton, state in zip(self._automata, joint.states, strict=True)
         )
         begun = longest_beginning(text, self._phrases)
         return Joint(states, begun, earlier[len(text) - len(begun) :])
@@ -466,7 +348,7 @@ class Oracle:
             return False
         return self._value(self._expression, place.joint.states, place.num_tokens)
 
-    def _value(self, expression: Expression, states: tuple[Hashable, ...], num_tokens: int) -> bool:
+    def _value(self, expression: Expression, states: tuple[int, ...], num_tokens: int) -> bool:
         match expression:
             case And(parts):
                 return all(self._value(part, states, num_tokens) for part in parts)
@@ -481,7 +363,7 @@ class Oracle:
             case Compare(Measure.TOKENS, relation, bound):
                 return related(num_tokens, relation, bound)
         index = self._atoms.index(expression)
-        return self._machines[index].accepts(states[index])
+        return bool(self._automata[index].accepts[states[index]]) is self._is_match[index]
 
     def _accepts_for_some_count(self, place: Place) -> bool:
         counts = range(self._most_tokens + 1)
@@ -560,9 +442,14 @@ def _is_space(token: bytes) -> bool:
 
 def _said(atom: Expression) -> str:
     """The characters that an atom names."""
-    if isinstance(atom, Matches):
-        return atom.pattern
-    return "" if isinstance(atom, IsInt | IsFloat | Compare) else _named(atom)
+    match atom:
+        case OneOf(phrases) | StartsWith(phrases) | EndsWith(phrases):
+            return "".join(phrases)
+        case StopsAt(phrases) | StopsBefore(phrases):
+            return "".join(phrases)
+        case Contains(text) | Matches(text):
+            return text
+    return ""
 
 
 class Search:

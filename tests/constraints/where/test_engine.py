@@ -4,11 +4,10 @@ import itertools
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.compiler import Compiler
@@ -29,13 +28,11 @@ from tests.constraints.where.expressions import (
     EXPRESSIONS,
     LARGE,
     LARGE_WALK,
-    PHRASES,
     TOKENS,
     compiled,
     expressions,
     follow,
     legal,
-    unions,
 )
 from tests.constraints.where.oracle import Oracle
 from tests.hypothesis_profiles import more_examples
@@ -43,35 +40,6 @@ from tests.hypothesis_profiles import more_examples
 
 def ids_of(text: str) -> list[int]:
     return list(text.encode())
-
-
-@pytest.mark.parametrize(
-    ("written", "text"),
-    [
-        ('len(words(X)) < 5 and "fox" in X', "the fox ä日."),
-        ("X in ['日本 😀', 'a']", "日本 😀"),
-        ('stops_before(X, "\\n\\n") and len(sentences(X)) == 2', "a. b.\n\n"),
-        (r'regex(X, r"\w+\s\d+")', "ßé\u3000١٢"),
-    ],
-)
-def test_every_split_of_a_legal_text_is_legal(written: str, text: str) -> None:
-    language = compiled(written)
-    spelled = text.encode()
-    draw = random.Random(text)
-    for _ in range(30):
-        matcher, at = language.matcher(), 0
-        while at < len(spelled):
-            fitting = [
-                index
-                for index, token in enumerate(TOKENS)
-                if token and spelled.startswith(token, at)
-            ]
-            token_id = draw.choice(fitting)
-            assert token_id in legal(matcher, LARGE)
-            matcher.advance(token_id)
-            at += len(TOKENS[token_id])
-        assert matcher.is_complete
-        assert END_ID in legal(matcher, LARGE)
 
 
 def test_after_an_end_nothing_is_legal_but_the_end() -> None:
@@ -184,16 +152,6 @@ def test_dropped_phrases_are_told() -> None:
     assert compiled("len(X) < 9").dropped_phrases == ()
 
 
-def test_a_dropped_phrase_is_not_counted() -> None:
-    matcher = compiled('stops_before(X, "\\n\\n") and len(X) == 2').matcher()
-    for token_id in ids_of("ab\n"):
-        matcher.advance(token_id)
-    assert not matcher.is_complete
-    assert legal(matcher, LARGE) == {ord("\n")}
-    matcher.advance(ord("\n"))
-    assert matcher.is_over
-
-
 def test_long_outputs_end_in_time() -> None:
     expression = parse('300 <= len(X) < 340 and len(words(X)) < 90 and "fox" in X')
     language = compile_where(expression, LARGE, LARGE_WALK)
@@ -285,24 +243,9 @@ def test_masks_are_those_of_the_oracle(written: str) -> None:
         follow(language.matcher(), oracle, LARGE, draw, 10, max_len)
 
 
-TEXTS = ("", *map("".join, product(("", *PHRASES), PHRASES)))
-
-
 def accepts(language: WhereLanguage, text: str) -> bool:
     tokens = (*text.encode(), END_ID)
     return language.matcher().num_legal(tokens) == len(tokens)
-
-
-@settings(max_examples=40)
-@given(unions)
-def test_lists_mean_together_what_they_mean_one_by_one(expression: Expression) -> None:
-    wanted = [text for text in TEXTS if holds(expression, text)]
-    try:
-        language = compile_where(expression, LARGE, LARGE_WALK)
-    except Contradiction:
-        assert not wanted
-        return
-    assert [text for text in TEXTS if accepts(language, text)] == wanted
 
 
 @pytest.mark.parametrize(

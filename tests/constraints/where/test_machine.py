@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
-from constraints.regex.dfa import Sources, can_reach
 from constraints.token_trie import TokenTrie
 from constraints.where.engine import compile_where
 from constraints.where.evaluate import holds
 from constraints.where.machine import Machine, automaton_of, minimised
 from constraints.where.parser import parse
-from constraints.where.terms import Compare, Contains, Expression, Measure, OneOf, Relation
+from constraints.where.terms import Compare, Measure, OneOf, Relation
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import takes
 from tests.constraints.where.expressions import compiled
@@ -71,25 +70,6 @@ def test_equal_states_are_one_and_no_others(
     assert (apart | np.eye(least.num_states, dtype=np.bool_)).all()
 
 
-@given(tables, st.sets(st.integers(0, 11)))
-def test_what_can_be_reached_is_found_backwards(table: Table, wanted: set[int]) -> None:
-    steps = np.array(table, dtype=np.int32)
-    flags = np.isin(np.arange(len(table)), list(wanted))
-    reached = flags.copy()
-    for _ in table:
-        reached |= reached[steps].any(axis=1)
-    assert can_reach(steps, flags).tolist() == reached.tolist()
-
-
-@given(tables, st.sets(st.integers(0, 11), min_size=1))
-def test_sources_are_those_that_lead_to_a_target(table: Table, asked: set[int]) -> None:
-    targets = sorted(each for each in asked if each < len(table))
-    found = Sources(np.array(table, dtype=np.int32), len(table)).of(np.array(targets, dtype=int))
-    assert found.tolist() == [
-        state for state, after in enumerate(table) if not set(after).isdisjoint(targets)
-    ]
-
-
 @pytest.mark.slow
 def test_long_texts_compile_in_a_time_that_grows_with_them() -> None:
     draw = np.random.default_rng(3)
@@ -140,6 +120,9 @@ def test_several_bytes_read_at_once_lead_where_they_do_one_by_one() -> None:
 
 
 ATOMS = (
+    '"" in X',
+    'ends_with(X, "", "a")',
+    'starts_with(X, "")',
     '"aba" in X',
     'starts_with(X, "ab", "b1")',
     'ends_with(X, "aba", "ba.", "ä")',
@@ -238,8 +221,3 @@ def test_surrogates_and_overlong_forms_are_no_characters() -> None:
     surrogate = "\ud800".encode("utf-8", "surrogatepass")
     for text in (surrogate, b"\xc0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xf4\x90\x80\x80"):
         assert spelled_label(utf8, text) is None
-
-
-def test_a_phrase_may_be_empty() -> None:
-    empty: Expression = Contains("")
-    assert takes(automaton_of(empty), "") == holds(empty, "")

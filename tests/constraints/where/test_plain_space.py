@@ -34,11 +34,6 @@ SMALL = vocabulary_of(SMALL_TOKENS, (11,))
 SMALL_WALK = TokenTrie(SMALL)
 
 
-def test_space_is_what_words_are_split_at() -> None:
-    assert {chr(point) for point in range(0x110000) if chr(point).isspace()} == SPACE
-    assert set(CONTROL_SPACE) < SPACE
-
-
 @pytest.mark.parametrize(
     "written",
     [
