@@ -1,31 +1,31 @@
-r"""Regular expressions as automata.
+"""Regular expressions as automata.
 
-    state of the DFA:   sets of the last character | lookbehind states | threads
-    thread:             NFA states | lookaheads that must, that must not succeed
+    state of the DFA:   lookbehind states | threads
+    thread:             lookaheads that must, that must not succeed | NFA states
 
 Edges of the NFA read a character of a set, or nothing (epsilon). An epsilon edge may have a
-condition: on the adjacent characters (`\b`, `^`, `$`), or that another part ends here (lookbehind)
-or begins here (lookahead). Backreferences, atomic groups and lookahead within a lookaround are out
-of reach.
+condition: that another part ends here (lookbehind) or begins here (lookahead). Anchors and word
+boundaries are such conditions: `$` is `(?!.)`. Backreferences, atomic groups and lookahead within a
+lookbehind are out of reach.
 
-The DFA is made by subset construction; sets of states are bits of integers. Conditions such as
-`\b` depend on the next character, so epsilon edges are followed only when the next character, or
-the end, is known.
+The DFA is made by subset construction; sets of states are bits of integers. A thread goes on where
+all of its lookaheads may still be kept, so several that begin within one make it several threads.
 
 Automata over characters are small, deterministic and complete: every state has a step for every
 character. State 0 is the start.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import ConstraintError
-from constraints.regex.char_sets import NUM_CODE_POINTS, Partition, Ranges, join
+from constraints.regex.char_sets import Partition, Ranges, complement, join
 from constraints.regex.limits import MAX_STEPS, OutOfReach, TooManyStates
 from constraints.regex.syntax import (
+    ANY,
     Anchor,
     Chars,
     Choice,
@@ -35,7 +35,6 @@ from constraints.regex.syntax import (
     Look,
     Pattern,
     Repeat,
-    WordBoundary,
     parse,
 )
 
@@ -151,27 +150,8 @@ def numbered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 # The most states of a pattern with its repeats written out.
 _MAX_PARTS = 4000
-_EVERY: Ranges = ((0, NUM_CODE_POINTS - 1),)
-_NEWLINE: Ranges = ((10, 10),)
-_NO_NEWLINE: Ranges = ((0, 9), (11, NUM_CODE_POINTS - 1))
-_ALL_PAIRS = frozenset((before, after) for before in (False, True) for after in (False, True))
-_NOT_BEHIND = frozenset(pair for pair in _ALL_PAIRS if not pair[0])
-_NOT_AHEAD = frozenset(pair for pair in _ALL_PAIRS if not pair[1])
-_ONE_SIDE = frozenset({(True, False), (False, True)})
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """A condition on the adjacent characters.
-
-    known: the number of the set that they are in or not; beyond the text's edges: not in it
-    pairs: (whether the one before is in it, whether the one behind is) for which it holds
-    fits_empty: whether it may hold in the empty text
-    """
-
-    known: int
-    pairs: frozenset[tuple[bool, bool]]
-    fits_empty: bool = True
+_NEWLINE = Chars(((10, 10),))
+_NO_NEWLINE = Chars(complement(_NEWLINE.ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +164,20 @@ class Lookaround:
     final: int
 
 
-Condition = Boundary | Lookaround
-
-
 @dataclass(slots=True, eq=False)
 class Nfa:
     """An NFA over sets of characters; state 0 is the start.
 
     epsilon_edges: by state, (number of a condition or None, state)
     char_edges:    by state, (number of a set, state)
-    conditions:    those within a lookaround come before it
+    conditions:    those within another come before it
     """
 
     final: int
     epsilon_edges: list[list[tuple[int | None, int]]]
     char_edges: list[tuple[int, int] | None]
     sets: dict[Ranges, int]
-    conditions: list[Condition]
+    conditions: list[Lookaround]
 
 
 class NfaBuilder:
@@ -209,7 +186,7 @@ class NfaBuilder:
     def __init__(self, max_states: int = _MAX_PARTS) -> None:
         self.parts = Nfa(0, [[]], [None], {}, [])
         self._max_states = max_states
-        self._num_looks = 0  # around the present part
+        self._num_behind = 0  # lookbehinds around the present part
 
     def add(self, pattern: Pattern, start: int) -> int:
         """Add a part behind `start`; returns the last state."""
@@ -217,7 +194,8 @@ class NfaBuilder:
             case Empty():
                 return start
             case Chars(ranges):
-                return self.edge(self._set(ranges), start)
+                label = self.parts.sets.setdefault(ranges, len(self.parts.sets))
+                return self.edge(label, start)
             case Concat(parts):
                 for part in parts:
                     start = self.add(part, start)
@@ -227,10 +205,7 @@ class NfaBuilder:
             case Repeat():
                 return self._repeat(pattern, start)
             case Anchor():
-                return self._anchor(pattern, start)
-            case WordBoundary(word, is_negated, fits_empty):
-                pairs = _ALL_PAIRS - _ONE_SIDE if is_negated else _ONE_SIDE
-                return self._boundary(word.ranges, pairs, start, fits_empty)
+                return self.add(_look_of(pattern), start)
             case Look():
                 return self._look(pattern, start)
         raise AssertionError(f"{pattern} is for grammars alone")
@@ -244,9 +219,6 @@ class NfaBuilder:
 
     def link(self, start: int, end: int, condition: int | None = None) -> None:
         self.parts.epsilon_edges[start].append((condition, end))
-
-    def _set(self, ranges: Ranges) -> int:
-        return self.parts.sets.setdefault(ranges, len(self.parts.sets))
 
     def edge(self, label: int, start: int) -> int:
         """Add an edge that reads; returns its end."""
@@ -287,37 +259,25 @@ class NfaBuilder:
         self.link(start, end)
         return end
 
-    def _anchor(self, anchor: Anchor, start: int) -> int:
-        if anchor.may_have_newline:
-            end = Anchor(False, anchor.position)
-            newline = Look(Concat((Chars(_NEWLINE), end)), True, False, anchor.position)
-            return self._choice((end, newline), start)
-        pairs = _NOT_BEHIND if anchor.is_start else _NOT_AHEAD
-        return self._boundary(_NO_NEWLINE if anchor.of_lines else _EVERY, pairs, start)
-
-    def _boundary(
-        self,
-        ranges: Ranges,
-        pairs: frozenset[tuple[bool, bool]],
-        start: int,
-        fits_empty: bool = True,
-    ) -> int:
-        self.parts.conditions.append(Boundary(self._set(ranges), pairs, fits_empty))
-        end = self.state()
-        self.link(start, end, len(self.parts.conditions) - 1)
-        return end
-
     def _look(self, look: Look, start: int) -> int:
-        if look.is_ahead and self._num_looks:
-            raise OutOfReach("looking ahead from within a look")
+        if look.is_ahead and self._num_behind:
+            raise OutOfReach("looking ahead from within a look-behind")
         begin = self.state()
-        self._num_looks += 1
+        self._num_behind += not look.is_ahead
         final = self.add(look.part, begin)
-        self._num_looks -= 1
+        self._num_behind -= not look.is_ahead
         self.parts.conditions.append(Lookaround(look.is_ahead, look.is_negated, begin, final))
         end = self.state()
         self.link(start, end, len(self.parts.conditions) - 1)
         return end
+
+
+def _look_of(anchor: Anchor) -> Pattern:
+    part = _NO_NEWLINE if anchor.of_lines else ANY
+    edge = Look(part, not anchor.is_start, True, anchor.position)
+    if not anchor.may_have_newline:
+        return edge
+    return Choice((edge, Look(Concat((_NEWLINE, edge)), True, False, anchor.position)))
 
 
 _MAX_STATES = 4000
@@ -326,7 +286,7 @@ _MAX_THREADS = 200
 # none may.
 _Duties = tuple[frozenset[int], int]
 _NO_DUTIES: _Duties = (frozenset(), 0)
-# By number of a condition, whether it holds; lookaheads are unknown yet.
+# By number of a condition, whether it holds; not of lookaheads, which are unknown yet.
 _Situation = tuple[bool, ...]
 
 
@@ -350,12 +310,10 @@ def automaton_of(pattern: Pattern, max_states: int = _MAX_STATES) -> Automaton:
 class _Place:
     """A state of the DFA, before epsilon edges are followed.
 
-    last:    the sets that contain the last character, None at the start
     behind:  by lookbehind, the states reached
     threads: NFA states by their lookaheads
     """
 
-    last: frozenset[int] | None
     behind: tuple[int, ...]
     threads: frozenset[tuple[_Duties, int]]
 
@@ -369,125 +327,119 @@ class _SubsetConstruction:
         self._partition, columns = join([Partition.of_sets([ranges]) for ranges in parts.sets])
         # By label, the sets that contain its characters.
         self._holds = [frozenset(np.flatnonzero(column).tolist()) for column in columns.T]
-        self._boundary = {each.known for each in parts.conditions if isinstance(each, Boundary)}
-        self._behind = [
-            (number, each)
-            for number, each in enumerate(parts.conditions)
-            if isinstance(each, Lookaround) and not each.is_ahead
-        ]
-        lookarounds = [
-            each for each in parts.conditions if isinstance(each, Lookaround) and each.is_ahead
-        ]
-        self._kept = _bits_of(each.final for each in lookarounds if not each.is_negated)
-        self._broken = _bits_of(each.final for each in lookarounds if each.is_negated)
-        self._dead = _Place(frozenset(), tuple(0 for _ in self._behind), frozenset())
+        looks = list(enumerate(parts.conditions))
+        self._behind = [(number, look) for number, look in looks if not look.is_ahead]
+        self._kept = _bits_of(look.final for _, look in looks if look.is_ahead)
+        # The lookaheads that may begin at a state, and where it goes on behind them.
+        self._ahead: dict[int, list[tuple[int, int]]] = {}
+        for state, edges in enumerate(parts.epsilon_edges):
+            for condition, after in edges:
+                if condition is not None and parts.conditions[condition].is_ahead:
+                    self._ahead.setdefault(state, []).append((condition, after))
+        self._with_ahead = _bits_of(self._ahead)
         self._closures: dict[tuple[int, _Situation], int] = {}
 
     def automaton(self) -> Automaton:
         """The DFA. Raises OutOfReach for too many places."""
         nothing = tuple(0 for _ in self._behind)
-        queue = [_Place(None, nothing, frozenset({(_NO_DUTIES, 1)}))]
+        queue = [_Place(nothing, frozenset({(_NO_DUTIES, 1)}))]
         known = {queue[0]: 0}
         rows = []
         accepts = []
         for place in queue:
+            behind, threads = self._closed(place)
             row = []
-            for after in self._steps(place):
+            for holds in self._holds:
+                after = self._step(behind, threads, holds)
                 if after not in known:
                     known[after] = len(queue)
                     queue.append(after)
                 row.append(known[after])
             rows.append(row)
-            accepts.append(self._accepts(place))
+            final = 1 << self._parts.final
+            accepts.append(any(not must and each & final for (must, _), each in threads.items()))
             if len(queue) > self._max_states or len(queue) * len(row) > MAX_STEPS:
                 raise TooManyStates("a pattern of too many states")
         return _without_equal_labels(self._partition, np.array(rows, dtype=np.int32), accepts)
 
-    def _steps(self, place: _Place) -> Iterable[_Place]:
-        """The places behind each label."""
-        closed: dict[frozenset[int], tuple[tuple[int, ...], Mapping[_Duties, int]]] = {}
-        for holds in self._holds:
-            boundary = holds & self._boundary
-            if boundary not in closed:
-                closed[boundary] = self._closed(place, boundary)
-            behind, threads = closed[boundary]
-            after: dict[_Duties, int] = {}
-            for (must, must_not), states in threads.items():
-                duties = frozenset(self._moved(each, holds) for each in must)
-                moved = self._moved(states, holds)
-                if moved and 0 not in duties:
-                    key = duties, self._moved(must_not, holds)
-                    after[key] = after.get(key, 0) | moved
-            if not after:
-                yield self._dead
-                continue
-            moved_behind = tuple(self._moved(each, holds) for each in behind)
-            yield _Place(boundary, moved_behind, frozenset(after.items()))
+    def _step(
+        self, behind: tuple[int, ...], closed: Mapping[_Duties, int], holds: frozenset[int]
+    ) -> _Place:
+        """The place behind a character of these sets."""
+        after: dict[_Duties, int] = {}
+        for (must, must_not), states in closed.items():
+            moved = self._moved(states, holds)
+            left = frozenset(self._moved(each, holds) for each in must)
+            broken = self._moved(must_not, holds)
+            if moved and 0 not in left and not broken & self._kept:
+                key = frozenset(each for each in left if not each & self._kept), broken
+                after[key] = after.get(key, 0) | moved
+        moved_behind = tuple(self._moved(each, holds) if after else 0 for each in behind)
+        threads = after.items()
+        kept = [one for one in threads if not any(_asks_less(other, one) for other in threads)]
+        return _Place(moved_behind, frozenset(kept))
 
-    def _accepts(self, place: _Place) -> bool:
-        _, threads = self._closed(place, None)
-        final = 1 << self._parts.final
-        return any(not must and states & final for (must, _), states in threads.items())
-
-    def _closed(
-        self, place: _Place, after: frozenset[int] | None
-    ) -> tuple[tuple[int, ...], Mapping[_Duties, int]]:
-        """The epsilon closure if a character in the sets `after` is next, None: the end."""
-        situation = [
-            isinstance(each, Boundary) and _holds(each, place.last, after)
-            for each in self._parts.conditions
-        ]
+    def _closed(self, place: _Place) -> tuple[tuple[int, ...], Mapping[_Duties, int]]:
+        """The epsilon closure."""
+        situation = [False] * len(self._parts.conditions)
         behind = []
-        for (number, lookaround), states in zip(self._behind, place.behind, strict=True):
-            closed = self._passed(states | 1 << lookaround.start, tuple(situation))
+        for (number, look), states in zip(self._behind, place.behind, strict=True):
+            closed = self._passed(states | 1 << look.start, tuple(situation))
             behind.append(closed)
-            situation[number] = bool(closed >> lookaround.final & 1) != lookaround.is_negated
+            situation[number] = bool(closed >> look.final & 1) != look.is_negated
         known = tuple(situation)
         threads: dict[_Duties, int] = {}
-        for duties, states in place.threads:
-            self._pass_ahead(duties, states, known, threads)
+        for (must, must_not), states in place.threads:
+            kept = [_NO_DUTIES]
+            for each in must:
+                kept = _each_of_both(kept, self._once(each, known))
+            kept = _each_of_both(kept, self._never(must_not, known)) if must_not else kept
+            for more, reached in self._options(states, known):
+                for duties in _each_of_both(kept, [more]):
+                    threads[duties] = threads.get(duties, 0) | reached
         return tuple(behind), threads
 
-    def _pass_ahead(
-        self, duties: _Duties, states: int, known: _Situation, threads: dict[_Duties, int]
-    ) -> None:
-        """Close a thread, and those into which it splits at lookaheads."""
-        todo = [(duties, states)]
-        done: dict[_Duties, int] = {}
-        while todo:
-            before, states = todo.pop()
-            own = self._fulfilled(before, known)
-            if own is None:
-                continue
-            reached = done.get(own, 0) | self._passed(states | done.get(own, 0), known)
-            if reached == done.get(own, 0):
-                continue
-            done[own] = reached
-            if len(done) > _MAX_THREADS:
-                raise TooManyStates("a pattern that looks ahead too often")
-            for lookaround, end in self._lookarounds_of(reached):
-                must, must_not = own
-                if lookaround.is_negated:
-                    todo.append(((must, must_not | 1 << lookaround.start), 1 << end))
-                else:
-                    todo.append(((must | {1 << lookaround.start}, must_not), 1 << end))
-        for own, reached in done.items():
-            threads[own] = threads.get(own, 0) | reached
+    def _options(
+        self, states: int, known: _Situation, used: frozenset[int] = frozenset()
+    ) -> list[tuple[_Duties, int]]:
+        """Where one of the states leads, and what has to be kept for it; `used`: lookaheads on the
+        way there."""
+        reached = self._passed(states, known)
+        found = [(_NO_DUTIES, reached)]
+        for state in _bits(reached & self._with_ahead):
+            for number, end in self._ahead[state]:
+                if number in used:
+                    continue
+                look = self._parts.conditions[number]
+                ahead = self._never if look.is_negated else self._once
+                duties = ahead(1 << look.start, known, used | {number})
+                for more, after in self._options(1 << end, known, used | {number}):
+                    found += [(each, after) for each in _each_of_both(duties, [more])]
+        return found
 
-    def _fulfilled(self, duties: _Duties, known: _Situation) -> _Duties | None:
-        """The remaining lookaheads, closed; None: one failed."""
-        must_not = self._passed(duties[1], known)
-        if must_not & self._broken:
-            return None
-        must = (self._passed(each, known) for each in duties[0])
-        return frozenset(each for each in must if not each & self._kept), must_not
+    def _once(
+        self, states: int, known: _Situation, used: frozenset[int] = frozenset()
+    ) -> list[_Duties]:
+        """Ways to keep a lookahead that has come to these states."""
+        found = []
+        for duties, reached in self._options(states, known, used):
+            own = (frozenset() if reached & self._kept else frozenset({reached}), 0)
+            found += _each_of_both([duties], [own])
+        return [_NO_DUTIES] if _NO_DUTIES in found else found
 
-    def _lookarounds_of(self, states: int) -> Iterable[tuple[Lookaround, int]]:
-        for state in _bits(states):
-            for condition, after in self._parts.epsilon_edges[state]:
-                lookaround = None if condition is None else self._parts.conditions[condition]
-                if isinstance(lookaround, Lookaround) and lookaround.is_ahead:
-                    yield lookaround, after
+    def _never(
+        self, states: int, known: _Situation, used: frozenset[int] = frozenset()
+    ) -> list[_Duties]:
+        """Ways to keep a negated lookahead that has come to these states."""
+        found = [_NO_DUTIES]
+        for (must, must_not), reached in self._options(states, known, used):
+            ways: list[_Duties] = [(frozenset(), each) for each in must]
+            if must_not:
+                ways.append((frozenset({must_not}), 0))
+            if not reached & self._kept:
+                ways.append((frozenset(), reached))
+            found = _each_of_both(found, ways)
+        return found
 
     def _passed(self, states: int, known: _Situation) -> int:
         """All states that epsilon edges reach under conditions that hold."""
@@ -512,6 +464,21 @@ class _SubsetConstruction:
         return after
 
 
+def _asks_less(one: tuple[_Duties, int], other: tuple[_Duties, int]) -> bool:
+    """Whether the other thread adds nothing to this one."""
+    (must, must_not), states = one
+    (more, more_not), others = other
+    return one != other and must <= more and not must_not & ~more_not and not others & ~states
+
+
+def _each_of_both(some: Iterable[_Duties], others: Sequence[_Duties]) -> list[_Duties]:
+    """One way of the first and one of the second, kept together. Raises TooManyStates."""
+    found = {(must | more, not_ | never) for must, not_ in some for more, never in others}
+    if len(found) > _MAX_THREADS:
+        raise TooManyStates("a pattern that looks ahead too often")
+    return list(found)
+
+
 def _without_equal_labels(
     partition: Partition, steps: npt.NDArray[np.int32], accepts: list[bool]
 ) -> Automaton:
@@ -523,12 +490,6 @@ def _without_equal_labels(
     used, labels = np.unique(labels[is_new], return_inverse=True)
     coarser = Partition(partition.starts[is_new], labels.reshape(-1).astype(np.int32))
     return Automaton(coarser, np.ascontiguousarray(columns[:, used]), np.array(accepts))
-
-
-def _holds(boundary: Boundary, last: frozenset[int] | None, after: frozenset[int] | None) -> bool:
-    if last is None and after is None and not boundary.fits_empty:
-        return False
-    return (boundary.known in (last or ()), boundary.known in (after or ())) in boundary.pairs
 
 
 def _bits_of(states: Iterable[int]) -> int:

@@ -1,6 +1,6 @@
 r"""Parses regular expressions: Python's, as clients write them, and ECMA 262's, as in schemas.
 
-Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor | WordBoundary | Look
+Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor | Look
 
 The two differ in the meaning of \d, \w, \s, `.`, `$` and \B, in a few escapes and in braces.
 Python's classes follow the Unicode version of this Python; ECMA 262's \d and \w are ASCII only.
@@ -10,6 +10,7 @@ same whole texts as greedy ones. Which characters are equal when a pattern ignor
 rule in both; there a class like `\w` applies to the character itself, not to its other case.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -81,16 +82,6 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class WordBoundary:
-    r"""`\b`, or `\B`. fits_empty: whether it may hold in the empty text."""
-
-    word: Chars
-    is_negated: bool
-    fits_empty: bool
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """A lookahead or a lookbehind."""
 
@@ -115,9 +106,7 @@ class Terminal:
     part: "Pattern"
 
 
-Pattern = (
-    Empty | Chars | Concat | Choice | Repeat | Anchor | WordBoundary | Look | Reference | Terminal
-)
+Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor | Look | Reference | Terminal
 
 EMPTY = Empty()
 ANY = Chars(((0, NUM_CODE_POINTS - 1),))
@@ -163,7 +152,7 @@ def choice(options: Iterable[Pattern]) -> Pattern:
 
 def has_looks(pattern: Pattern) -> bool:
     """Whether there is anything in it that the engine cannot follow."""
-    is_look = isinstance(pattern, Look | WordBoundary | Anchor)
+    is_look = isinstance(pattern, Look | Anchor)
     return is_look or any(map(has_looks, children(pattern)))
 
 
@@ -417,7 +406,8 @@ class Parser:
         bounds = self._repeat_bounds()
         if bounds is None:
             return part
-        if isinstance(part, Anchor | WordBoundary) and self._text[start] != "(":
+        is_bare = isinstance(part, Anchor) and self._text[start] != "("
+        if is_bare or self._text[start : start + 2] in (r"\b", r"\B"):
             raise self._wrong(start, "an anchor cannot be repeated")
         min_count, max_count = bounds
         if max(min_count, max_count or 0) > MAX_REPEAT:
@@ -492,15 +482,26 @@ class Parser:
             return Anchor(char == "A", start)
         if char in ("b", "B"):
             self._at += 1
-            word = Chars(self._class_members("w"))
-            # In older Pythons `\B` does not match in an empty text.
-            fits_empty = not self._is_python or re.fullmatch(r"\B", "") is not None
-            return WordBoundary(word, char == "B", char == "b" or fits_empty, start)
+            return self._word_boundary(start, is_negated=char == "B")
         if char in tuple("kg123456789"):
             self._at += 1
             raise self._unsupported(start, "a reference back")
         found = self._class_or_code(start)
         return found if isinstance(found, Chars) else self._char(found)
+
+    def _word_boundary(self, start: int, *, is_negated: bool) -> Pattern:
+        word = Chars(self._class_members("w"))
+        behind, no_behind, ahead, no_ahead = (
+            Look(word, is_ahead, is_other, start)
+            for is_ahead, is_other in itertools.product((False, True), repeat=2)
+        )
+        if not is_negated:
+            return Choice((Concat((behind, no_ahead)), Concat((no_behind, ahead))))
+        outside: tuple[Pattern, ...] = (no_behind, no_ahead)
+        if self._is_python and re.fullmatch(r"\B", "") is None:
+            # In older Pythons `\B` does not match in an empty text.
+            outside += (Choice((Look(ANY, False, False, start), Look(ANY, True, False, start))),)
+        return Choice((Concat((behind, ahead)), Concat(outside)))
 
     def _set(self, start: int) -> Chars:
         negated = self._take("^")

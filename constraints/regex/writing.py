@@ -26,7 +26,6 @@ from constraints.regex.syntax import (
     Look,
     Pattern,
     Repeat,
-    WordBoundary,
     children,
     choice,
     concat,
@@ -186,8 +185,8 @@ def _refuse(pattern: Pattern, text: str, *, anchors: bool = True) -> None:
         case Anchor(is_start, at) if anchors:
             sign = "^" if is_start else "$"
             what = f"`{sign}` is supported only where the edge of the text is known to be"
-        case WordBoundary(_, is_negated, _, at):
-            what = rf"a word boundary `\{'B' if is_negated else 'b'}` is not supported"
+        case Look(_, _, _, at) if text[at] == "\\":
+            what = f"a word boundary `{text[at : at + 2]}` is not supported"
         case Look(_, is_ahead, _, at):
             what = f"{'look-ahead' if is_ahead else 'look-behind'} is not supported"
         case _:
