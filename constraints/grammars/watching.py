@@ -28,7 +28,8 @@ from llguidance import LLMatcher
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, is_set, row_of
 from constraints.engine import GrammarLanguage, GrammarMatcher, Original
 from constraints.errors import EngineFailed, IllegalToken
-from constraints.schema.validation import hashable, judge_of, loads
+from constraints.schema.reading import hashable
+from constraints.schema.validation import judge_of, loads
 from constraints.schema.watched import Watch, read
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 

@@ -4,14 +4,14 @@ Sound where it says yes. It compares types and, in objects, the values of keys t
 requires: the tag of a tagged union. Of others it asks the engine whether anything is both.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
 from constraints.errors import Contradiction
 from constraints.schema.grammar import all_parts, refusal_of
-from constraints.schema.reading import Json, equal_key
+from constraints.schema.reading import Json, hashable
 
 OVERLAPPING = (
     "the options of oneOf are not known to exclude each other; write anyOf, or give each"
@@ -81,7 +81,7 @@ class _Said:
 
     types: frozenset[str]
     required: frozenset[str]
-    values: Mapping[str, frozenset[str]]
+    values: Mapping[str, frozenset[Hashable]]
 
     def excludes(self, other: "_Said") -> bool:
         """Whether no value satisfies both: by type, or by a tag of objects."""
@@ -96,14 +96,14 @@ class _Said:
 def _said(schema: Json, definitions: Mapping[str, Json]) -> _Said:
     types = _ALL_TYPES if schema is not False else frozenset()
     required: frozenset[str] = frozenset()
-    values: dict[str, frozenset[str]] = {}
+    values: dict[str, frozenset[Hashable]] = {}
     for part in _all_conjuncts(schema, definitions, 0):
         types &= types_of(part)
         required |= {*part.get("required", ())}
         for key, inner in part.get("properties", {}).items():
             for listed in map(values_of, _all_conjuncts(inner, definitions, 0)):
                 if listed is not None:
-                    values[key] = frozenset(map(equal_key, listed))
+                    values[key] = frozenset(map(hashable, listed))
     return _Said(types, required, values)
 
 

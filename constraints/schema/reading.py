@@ -7,6 +7,7 @@ does not have are enforced all the same, since their author means them.
 import json
 import math
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -52,22 +53,17 @@ def shown(value: Json, max_len: int = 60) -> str:
     return text if len(text) <= max_len else text[:max_len] + "..."
 
 
-def equal_key(value: Json) -> str:
+def hashable(value: Json) -> Hashable:
     """A key that is equal for values that are equal in JSON Schema."""
-    if isinstance(value, str):
-        return f'"{value}'
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: Json) -> Json:
     match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(item) for item in value]
         case dict():
-            return {key: _plain(member) for key, member in value.items()}
-    return value
+            return frozenset((key, hashable(member)) for key, member in value.items())
+        case list():
+            return tuple(map(hashable, value))
+        case bool():
+            # Python's True is 1.
+            return (bool, value)
+    return value  # type: ignore[no-any-return]
 
 
 def below(pointer: str, key: str | int) -> str:
@@ -75,17 +71,10 @@ def below(pointer: str, key: str | int) -> str:
     return f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
-def keys_below(pointer: str, place: str) -> tuple[str, ...]:
-    """The keys that lead from a JSON Pointer to a place below it; none where it is elsewhere."""
-    if not place.startswith(f"{pointer}/"):
-        return ()
-    escaped = place[len(pointer) + 1 :].split("/")
-    return tuple(key.replace("~1", "/").replace("~0", "~") for key in escaped)
-
-
 def at(value: Json, pointer: str) -> Json:
     """The value at a JSON Pointer. Raises KeyError."""
-    for key in keys_below("", pointer):
+    for escaped in pointer.split("/")[1:]:
+        key = escaped.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value[key]
         elif isinstance(value, list) and _INDEX.fullmatch(key) and int(key) < len(value):

@@ -12,7 +12,7 @@ number, and larger ones raise.
 import json
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import lru_cache, reduce
@@ -30,7 +30,7 @@ from constraints.regex.search import is_found
 from constraints.schema import formats
 from constraints.schema.closing_checks import validators_of
 from constraints.schema.json_schema import prepare
-from constraints.schema.reading import Json, below
+from constraints.schema.reading import Json, below, hashable
 from constraints.schema.references import spelt_out
 from constraints.spec import ConstraintSpec, Kind
 
@@ -79,19 +79,6 @@ def _unique_items(validator: Any, differ: Json, instance: Json, schema: Json) ->
         return
     if len(set(map(hashable, instance))) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
-
-
-def hashable(value: Json) -> Hashable:
-    """Equal for values, of `loads`, that are equal in JSON Schema."""
-    match value:
-        case dict():
-            return frozenset((key, hashable(member)) for key, member in value.items())
-        case list():
-            return tuple(map(hashable, value))
-        case bool():
-            # Python's True is 1.
-            return (bool, value)
-    return value  # type: ignore[no-any-return]
 
 
 def _pattern(validator: Any, pattern: Json, instance: Json, schema: Json) -> _Errors:
