@@ -1,9 +1,9 @@
 """Validates a finished text against a schema, where masks of a lenient schema did not enforce all.
 
 Uses the `jsonschema` package with the schema's draft and without fetching; formats are those that
-masks assert, and patterns have the same meaning as in masks (`constraints.regex.search`). Patterns
-that masks do not enforce may take unlimited time on some texts: call this only where it can be
-stopped.
+masks assert, and patterns have the same meaning as in masks (`constraints.regex.search`). Those of
+names beside `unevaluatedProperties` are `re`'s, which may take unlimited time on some texts: call
+this only where it can be stopped.
 
 Numbers are decimals. The package computes in doubles: 19.99 is no multiple of 0.01, 1e400 is no
 number, and larger ones raise.
