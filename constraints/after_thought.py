@@ -369,16 +369,6 @@ class AfterThought:
             return self._table.is_quick(self._closing)
         return self._only_answer is not None and self._only_answer.is_quick
 
-    @property
-    def is_search_prepared(self) -> bool:
-        """Whether a search by `check` would find everything prepared."""
-        return self._answer is None or self._answer.is_search_prepared
-
-    def prepare_search(self) -> None:
-        """Prepare what a search by `check` needs; takes as long as compiling."""
-        if self._answer is not None:
-            self._answer.prepare_search()
-
     def check(self, token_id: int) -> bool:
         """Whether the output can still be completed in its budget after this legal token.
 

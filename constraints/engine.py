@@ -285,13 +285,8 @@ class GrammarLanguage:
         with self._lock:
             self._originals = [each for each in self._originals if each is not original]
 
-    @property
-    def is_search_prepared(self) -> bool:
-        """Whether everything is prepared that searches from the middle of a text need."""
-        return self.hints.are_made and (self._in_bytes is not None or not self._has_bytes)
-
     def prepare_search(self) -> None:
-        """Prepare it, which takes as long as compiling. Any thread may call it."""
+        """See `Language`."""
         self.hints.all()
         self.in_bytes()
 
@@ -300,6 +295,8 @@ class GrammarLanguage:
 
         None if it does not compile.
         """
+        if self._in_bytes is not None or not self._has_bytes:
+            return self._in_bytes
         with self._lock:
             if self._in_bytes is None and self._has_bytes:
                 try:

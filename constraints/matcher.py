@@ -99,14 +99,10 @@ class Language(Protocol):
     def matcher(self) -> Matcher:
         """A matcher at the start of an output."""
 
-    @property
-    def is_search_prepared(self) -> bool:
-        """Whether everything is prepared that searches from the middle of a text need."""
-
     def prepare_search(self) -> None:
-        """Prepare it, which may take as long as compiling; any thread may call it repeatedly.
+        """Prepare what searches from the middle of a text need; any thread may call it repeatedly.
 
-        Optional: a search prepares what it lacks, while its caller waits.
+        The first call may take as long as compiling.
         """
 
     def in_bytes(self) -> "Language | None":
@@ -121,7 +117,6 @@ class AnyText:
     dropped_phrases: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
     translation = None
-    is_search_prepared = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -136,7 +136,12 @@ class OutputConstraintState:
         return self._needs_completion and 0 < self._remaining <= len(self._known_completion)
 
     def fill(self, row: Bitmask) -> None:
-        """Overwrite `row` with the tokens that may be drawn now."""
+        """Overwrite `row` with the tokens that may be drawn now.
+
+        Behind the first token also prepares what their check may need, once for each language.
+        """
+        if self._needs_completion and self._num_tokens:
+            self._language.prepare_search()
         if self._due:
             row.fill(0)
             set_bits(row, self._due[:1])
@@ -168,18 +173,6 @@ class OutputConstraintState:
     def _room(self) -> int | None:
         """The tokens left for the text; None: it may be truncated."""
         return None if self._budget.may_truncate else self._remaining
-
-    @property
-    def is_search_prepared(self) -> bool:
-        """Whether a search by `check` would find everything prepared."""
-        return (
-            self._num_tokens == 0 or not self._needs_completion or self._language.is_search_prepared
-        )
-
-    def prepare_search(self) -> None:
-        """Prepare what a search by `check` needs; takes as long as compiling."""
-        if not self.is_search_prepared:
-            self._language.prepare_search()
 
     def check(self, token_id: int) -> bool:
         """Whether the output can still be completed in its budget after this legal token.

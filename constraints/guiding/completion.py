@@ -201,11 +201,6 @@ class CompletionHints:
         self._all = first
         self._lock = threading.Lock()
 
-    @property
-    def are_made(self) -> bool:
-        """Whether `all` returns without computing."""
-        return self._more is None
-
     def all(self) -> tuple[bytes, ...]:
         """All hints, each once, the best first."""
         if self._more is not None:

@@ -123,7 +123,6 @@ class WhereLanguage:
     # Tables depend on the vocabulary, so each process compiles the expression.
     translation: ClassVar[None] = None
     # A search needs nothing but the tables.
-    is_search_prepared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.transition_cache = TransitionCache(self.trie, self.table, self.counter_grid)

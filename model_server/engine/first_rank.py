@@ -213,11 +213,9 @@ class FirstRank:
         self._staging = PinnedStaging(model.device)
 
     def begin(self, step: StepInFlight) -> None:
-        """As `Rank`: masks that were put off are made beside the forward."""
+        """As `Rank`: quick masks that nobody made between the steps are made now."""
         if self._guides is not None and step.chunks:
-            self._guides.begin(
-                [chunk.sequence.request_id for chunk in step.chunks if chunk.samples]
-            )
+            self._guides.begin()
 
     def forward(self, step: StepInFlight, before: StepInFlight | None = None) -> None:
         """As `Rank`. `before`: a step in flight, which draws the tokens that this one awaits."""

@@ -105,13 +105,8 @@ class GuidedOutput:
         """As `fill`, on the device's thread; an error ends this output alone."""
         self._ask(lambda _: self.fill())
 
-    @property
-    def is_search_prepared(self) -> bool:
-        """Whether `fill` makes a mask and compiles nothing; read after `open`."""
-        return self._present_guide.is_search_prepared
-
     def fill(self) -> None:
-        """Make the mask of the next token, and prepare its check. Raises whatever goes wrong.
+        """Make the mask of the next token. Raises whatever goes wrong.
 
         Sets `fill_ns`, the time that it took, and `computed_ns`, the CPU time.
         """
@@ -119,7 +114,6 @@ class GuidedOutput:
         began_cpu_ns = time.thread_time_ns()
         words = self.words
         self._present_guide.fill(words)
-        self._present_guide.prepare_search()
         if self._ignored_ids:
             before = words.copy()
             clear_bits(words, self._ignored_ids)

@@ -1,7 +1,7 @@
 """The scheduler of token masks: makes each constrained output's next mask beside the forward.
 
     Prefill:  open        a worker compiles the constraint, replays, and makes the first mask
-    step:     begin       workers make the masks that `advance` deferred to the next forward
+    step:     begin       quick masks, where `make_quick` was not called between
               wait        for masks in the making; those that stay late miss this step
               join        the masks -> sampler
               advance     accept sampled tokens, append forced ones, submit the next masks
@@ -9,9 +9,7 @@
 
 A token's mask needs the token before it and nothing of the forward, so it is submitted as soon as
 that token is known, and the router's round trip is time for it as well. Submitting a mask that
-takes microseconds costs more than making it here. A guide that has to compile again, for its
-searches, does so beside the next forward: until then the token before is on its way to the client,
-and the cores are busy with that.
+takes microseconds costs more than making it here.
 
 A step waits a moment for late masks, and goes on without the rest: those rows sample in a later
 step, from the logits of the same token, so that the output does not depend on it. Rows without a
@@ -265,8 +263,6 @@ class MaskScheduler:
         self._pool = MaskThreadPool(num_threads)
         self._outputs: dict[int, GuidedOutput] = {}
         self._jobs: dict[int, Job] = {}
-        # Outputs whose next mask the next `begin` submits.
-        self._deferred: set[int] = set()
         # Outputs whose next mask the next `make_quick` makes.
         self._quick: list[GuidedOutput] = []
         # One buffer is enough: a step ends before the next step's masks are gathered.
@@ -297,7 +293,6 @@ class MaskScheduler:
         """Remove a request, if it is known; a worker's result for it is dropped."""
         self._outputs.pop(request_id, None)
         self._jobs.pop(request_id, None)
-        self._deferred.discard(request_id)
 
     @property
     def has_quick(self) -> bool:
@@ -317,18 +312,11 @@ class MaskScheduler:
             else:
                 self._fill(output)
 
-    def begin(self, request_ids: Sequence[int]) -> None:
-        """The forward of a step that samples these is about to start."""
+    def begin(self) -> None:
+        """The forward of a step is about to start."""
         began_ns = time.perf_counter_ns()
-        self._begin(request_ids)
-        self.waited_ns = time.perf_counter_ns() - began_ns
-
-    def _begin(self, request_ids: Sequence[int]) -> None:
         self.make_quick()
-        for request_id in request_ids if self._deferred else ():
-            if request_id in self._deferred:
-                self._deferred.remove(request_id)
-                self._fill(self._outputs[request_id])
+        self.waited_ns = time.perf_counter_ns() - began_ns
 
     def wait(self, request_ids: Sequence[int], not_late: Collection[int] = ()) -> frozenset[int]:
         """Wait for the masks of those about to be sampled; returns those whose masks are late.
@@ -338,7 +326,7 @@ class MaskScheduler:
         if not self._outputs:
             return _NONE
         began_ns = time.perf_counter_ns()
-        self._begin(request_ids)
+        self.make_quick()
         until_ns = began_ns + int(_MAX_HOLDS * self._hold_s * 1e9)
         outputs = [self._outputs[each] for each in request_ids if each in self._outputs]
         late = [output for output in outputs if not self._wait_for(output, until_ns)]
@@ -354,7 +342,7 @@ class MaskScheduler:
 
     def wait_behind(self, request_ids: Sequence[int]) -> frozenset[int]:
         """As `wait`, where a token is to be sampled behind one of the same step; nobody is held up
-        for what has to compile first, or for longer than for one slow mask.
+        for longer than for one slow mask.
         """
         if not self._outputs:
             return _NONE
@@ -364,8 +352,7 @@ class MaskScheduler:
             [
                 each
                 for each in request_ids
-                if each in self._deferred
-                or (each in self._outputs and not self._wait_for(self._outputs[each], until_ns))
+                if each in self._outputs and not self._wait_for(self._outputs[each], until_ns)
             ]
         )
 
@@ -393,7 +380,7 @@ class MaskScheduler:
     def advance(self, masks: StepMasks, drawn: Mapping[int, int]) -> dict[int, Advance]:
         """Accept the sampled tokens, by request; returns an advance for each that did not fail.
 
-        The next masks of outputs that go on are submitted now, by `make_quick` or by `begin`.
+        The next masks of outputs that go on are submitted now, or made by `make_quick`.
         """
         advances: dict[int, Advance] = {}
         going_on: list[GuidedOutput] = []
@@ -408,10 +395,8 @@ class MaskScheduler:
                 continue
             if output.is_quick:
                 self._quick.append(output)
-            elif output.is_search_prepared:
-                going_on.append(output)
             else:
-                self._deferred.add(output.request_id)
+                going_on.append(output)
         # After the loop: busy workers would compete with this thread.
         for output in going_on:
             self._fill(output)

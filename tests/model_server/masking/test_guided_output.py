@@ -32,15 +32,11 @@ class ScriptedGuide:
         self.given: list[int] = []
         self.is_over = False
         self.is_satisfied = True
-        self.is_search_prepared = False
 
     def fill(self, row: Bitmask) -> None:
         bits = np.zeros(NUM_WORDS * 32, dtype=np.uint8)
         bits[list(self.allowed)] = 1
         row[:] = np.packbits(bits, bitorder="little").view(np.int32)
-
-    def prepare_search(self) -> None:
-        self.is_search_prepared = True
 
     def check(self, token_id: int) -> bool:
         if token_id == 13:
@@ -75,15 +71,6 @@ def output_of(
 
 def allowed(words: Bitmask) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-
-
-def test_a_mask_behind_the_first_token_comes_with_what_judging_it_takes() -> None:
-    guide = ScriptedGuide({3})
-    output = output_of(guide)
-    guide.is_search_prepared = False
-    assert not output.is_search_prepared
-    output.fill()
-    assert output.is_search_prepared
 
 
 def test_a_refused_token_is_taken_out_of_the_mask() -> None:

@@ -418,22 +418,6 @@ def test_a_guide_that_does_not_open_leaves_no_row_in_the_sampler(shard: Shard) -
     assert output.request_ids == (1,)
 
 
-def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard: Shard) -> None:
-    new = of(Kind.JSON_SCHEMA, json.dumps({**SCHEMA, "title": "new"}))
-    driver = shard.driver()
-    driver.add(1, PROMPT, 60, sampling=HOT, constraint=new)
-
-    driver.step()
-    language = shard.languages.compile(new.spec)
-    first = len(driver.outputs[1]) > 0, language.is_search_prepared
-    driver.step()
-    second = len(driver.outputs[1]) > 1, language.is_search_prepared
-    driver.run()
-
-    assert (first, second) == ((True, False), (True, True))
-    assert is_person(shard.text(driver.outputs[1]))
-
-
 def test_quick_masks_made_between_steps_are_those_made_in_the_next_one(shard: Shard) -> None:
     texts = []
     num_unprepared = 0
