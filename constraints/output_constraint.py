@@ -9,9 +9,7 @@ preempted output continues as it would have, and no other output affects it.
 import json
 from dataclasses import replace
 
-import numpy as np
-
-from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
+from constraints.bitmask import Bitmask, clear_bits, set_bits
 from constraints.engine import GrammarLanguage
 from constraints.errors import DoesNotFit, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
@@ -316,17 +314,12 @@ class OutputConstraintState:
         return ahead.is_complete or ahead.shortest(left) is not None
 
     def _forced_run(self) -> KnownCompletion:
-        """Tokens that must follow: as the model would spell them, or the only legal one."""
+        """Tokens that must follow, as the model would spell them."""
         forced = self._matcher.deterministic_suffix()
         tokens, rest = self._vocabulary.spell_beginning(forced) if forced else ([], b"")
         if rest and self._ends_with(forced):
             return spelled(forced, self._vocabulary) or ()
-        if tokens or not self._is_tight:
-            return self._vocabulary.beginning(forced, tokens)
-        row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
-        self.fill(row)
-        legal = allowed_ids(row).tolist()
-        return tuple(legal) if len(legal) == 1 and legal[0] not in self._ends else ()
+        return self._vocabulary.beginning(forced, tokens)
 
     def _ends_with(self, text: bytes) -> bool:
         """Whether nothing can follow this text, so that its last token cannot become longer."""

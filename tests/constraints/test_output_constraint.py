@@ -43,6 +43,9 @@ FEW = (
     *("[a-z]{3}-[0-9]{4}", r"[^a\n]*q[^b\n]*z", "query", "choice", "len(words(X)) == 3"),
 )
 
+# Those that leave a choice everywhere.
+UNFORCED = (r"[^a\n]*q[^b\n]*z", "len(words(X)) == 3")
+
 
 def state_of(
     spec: ConstraintSpec, budget: Budget, vocabulary: Vocabulary | None = None, **more: object
@@ -213,7 +216,7 @@ def drawn_with_runs(
     raise AssertionError("nothing was forced in 50 outputs")
 
 
-@pytest.mark.parametrize("name", FEW[:-1])
+@pytest.mark.parametrize("name", sorted({*FEW} - {*UNFORCED}))
 def test_an_output_that_breaks_off_within_a_forced_run_goes_on_with_that_run(name: str) -> None:
     vocabulary, spec = demo_vocabulary(), CASES[name]
     budget = Budget(needed_len(spec, vocabulary) + 3)
