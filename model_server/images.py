@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.eyes import Eyes, Layout, Sight
-from model_server.step import ImageRows
+from model_server.step import ImagePart, ImageRows
 from proto.contract import Image, ImageTensor
 
 # Of rows that are kept.
@@ -132,6 +132,13 @@ class SequenceImages:
         """Rows that no later step needs; the last token may be computed again."""
         for index in [each for each in self._sights if self._images[each].stop < computed_len]:
             del self._sights[index]
+
+    def part(self, start: int, stop: int) -> ImagePart | None:
+        """Of tokens [start, stop), which were seen; None: nothing. Raises as `key_ends`."""
+        part = ImagePart(
+            self.turns(start, stop), self.rows(start, stop), self.key_ends(start, stop)
+        )
+        return part if any(each is not None for each in part) else None
 
     def turns(self, start: int, stop: int) -> npt.NDArray[np.int64] | None:
         """[3, stop - start] rotary positions of tokens that were seen; None: each has its index."""

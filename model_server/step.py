@@ -50,9 +50,7 @@ class SequenceStep(NamedTuple):
                 next token, more for prompt logprobs or drafts
     state:      None: the model has none
     adapter:    the place of its adapter; None: the model alone
-    turns:      [3, len(token_ids)] int64 rotary positions; None: cached_len, cached_len + 1, ...
-    images:     what images show of some of the tokens, counted within these
-    key_ends:   [len(token_ids)], up to which position each token attends; None: to its own
+    images:     None: no token has anything of images
     """
 
     token_ids: Sequence[int]
@@ -61,9 +59,20 @@ class SequenceStep(NamedTuple):
     num_logits: int = 1
     state: StateStep | None = None
     adapter: int | None = None
-    turns: npt.NDArray[np.int64] | None = None
-    images: "ImageRows | None" = None
-    key_ends: npt.NDArray[np.int64] | None = None
+    images: "ImagePart | None" = None
+
+
+class ImagePart(NamedTuple):
+    """What the tokens of a sequence's step have of its images, and have because of them.
+
+    turns:    [3, num_tokens] int64 rotary positions; None: cached_len, cached_len + 1, ...
+    rows:     for some of the tokens, counted within these; None: all are of text
+    key_ends: [num_tokens], up to which position each token attends; None: to its own
+    """
+
+    turns: npt.NDArray[np.int64] | None
+    rows: "ImageRows | None"
+    key_ends: npt.NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,10 +168,15 @@ class StepInputs:
         turns: npt.NDArray[np.int64] | None = None
         images: ImageRows | None = None
         key_ends: npt.NDArray[np.int32] | None = None
-        if any(each.turns is not None or each.images is not None for each in sequences):
-            positions, turns = _turned(sequences, flat)
-            images = _images(sequences, flat.cu_lens, device)
-            key_ends = _key_ends(sequences, flat.cu_lens)
+        parts = [
+            (first, each.images)
+            for first, each in zip(flat.cu_lens, sequences, strict=False)
+            if each.images is not None
+        ]
+        if parts:
+            positions, turns = _turned(parts, positions)
+            images = _image_rows(parts, device)
+            key_ends = _key_ends(parts, flat.positions)
         arrays: list[npt.NDArray[Any]] = [
             flat.token_ids,
             positions,
@@ -375,40 +389,33 @@ def _row_adapters(
 
 
 def _turned(
-    sequences: Sequence[SequenceStep], flat: _FlatStep
+    parts: Sequence[tuple[int, ImagePart]], positions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Each token's first rotary position, and all three where they differ."""
-    turns = np.repeat(flat.positions[None], 3, axis=0)
-    for first, sequence in zip(flat.cu_lens, sequences, strict=False):
-        if sequence.turns is not None:
-            turns[:, first : first + len(sequence.token_ids)] = sequence.turns
+    turns = np.repeat(positions[None], 3, axis=0)
+    for first, part in parts:
+        if part.turns is not None:
+            turns[:, first : first + part.turns.shape[1]] = part.turns
     return turns[0].copy(), turns if (turns != turns[0]).any() else None
 
 
-def _images(
-    sequences: Sequence[SequenceStep], cu_lens: Sequence[int], device: torch.device
-) -> ImageRows | None:
-    found = [
-        (first, sequence.images)
-        for first, sequence in zip(cu_lens, sequences, strict=False)
-        if sequence.images is not None
-    ]
+def _image_rows(parts: Sequence[tuple[int, ImagePart]], device: torch.device) -> ImageRows | None:
+    found = [(first, part.rows) for first, part in parts if part.rows is not None]
     if not found:
         return None
-    places = torch.cat([first + images.places for first, images in found])
-    return ImageRows(places.to(device), torch.cat([images.rows for _, images in found], 1))
+    places = torch.cat([first + rows.places for first, rows in found])
+    return ImageRows(places.to(device), torch.cat([rows.rows for _, rows in found], 1))
 
 
 def _key_ends(
-    sequences: Sequence[SequenceStep], cu_lens: Sequence[int]
+    parts: Sequence[tuple[int, ImagePart]], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int32] | None:
-    if all(sequence.key_ends is None for sequence in sequences):
+    if all(part.key_ends is None for _, part in parts):
         return None
-    ends = np.empty(cu_lens[-1], np.int32)
-    for first, sequence in zip(cu_lens, sequences, strict=False):
-        end = sequence.cached_len + len(sequence.token_ids)
-        own = np.arange(sequence.cached_len, end) + 1
-        ends[first : first + len(own)] = own if sequence.key_ends is None else sequence.key_ends
+    ends = positions.astype(np.int32) + 1
+    for first, part in parts:
+        if part.key_ends is not None:
+            ends[first : first + len(part.key_ends)] = part.key_ends
     return ends
 
 

@@ -427,21 +427,9 @@ class PlannedChunk(NamedTuple):
         token_ids = self.sequence.token_ids[start : self.start + self.chunk_len]
         if self.awaits or self.drafts:
             token_ids = [*token_ids, *(self.drafts or (0,))]
-        if images is None:
-            return SequenceStep(
-                token_ids, start, self.block_ids, self.num_logits, self.state, adapter
-            )
-        end = start + len(token_ids)
+        part = None if images is None else images.part(start, start + len(token_ids))
         return SequenceStep(
-            token_ids,
-            start,
-            self.block_ids,
-            self.num_logits,
-            self.state,
-            adapter,
-            images.turns(start, end),
-            images.rows(start, end),
-            images.key_ends(start, end),
+            token_ids, start, self.block_ids, self.num_logits, self.state, adapter, part
         )
 
 

@@ -231,11 +231,7 @@ def logits_in_chunks(
         state = StateStep(read_id, write_id) if has_states else None
         step = SequenceStep(ids[first:end], first, block_ids, end - first, state)
         if images is not None:
-            step = step._replace(
-                turns=images.turns(first, end),
-                images=images.rows(first, end),
-                key_ends=images.key_ends(first, end),
-            )
+            step = step._replace(images=images.part(first, end))
         read_id = write_id
         write_id = 1 - read_id
         inputs = StepInputs.build(

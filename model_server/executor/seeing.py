@@ -131,16 +131,21 @@ class Seeing:
             return
         try:
             proof = _proof(model, self._image_token_id, self._noise, recipe)
-            if proves:
-                proof = proof._replace(expected=_expected(whole or model, proof, self._native))
-        except Blind as reason:
-            self.be_blind(str(reason))
+            if proves and self._native is None:
+                tensors = tensors_of(proof.image)
+                self._native = _native_logits(whole or model, proof.token_ids, tensors)
+                own = {_SPAN_IDS: torch.tensor(self._noise.span_ids), _NATIVE: self._native}
+                self._kept.write(OF_IMAGES, {**tensors, **own})
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        # The classes of other people fail in every way there is.
+        except Exception as error:  # noqa: BLE001
+            self.be_blind(_why(error))
             leave_out(model.module, self._left_out)
             return
+        if proves and self._native is not None:
+            proof = proof._replace(expected=self._native.to(proof.token_ids.device))
         self._proof = proof
-        if self._native is None and proof.expected is not None:
-            own = {_SPAN_IDS: torch.tensor(self._noise.span_ids), _NATIVE: proof.expected}
-            self._kept.write(OF_IMAGES, {**tensors_of(proof.image), **own})
 
     @torch.inference_mode()
     def end(self, executor: Executor, device: torch.device, max_error: float | None = None) -> None:
@@ -154,11 +159,9 @@ class Seeing:
             return
         try:
             self.sight = self._sight(proof, executor, device, max_error)
-        except Blind as reason:
-            self.be_blind(str(reason))
-        # Text is served all the same, however the classes of other people fail.
+        # Text is served all the same.
         except Exception as error:  # noqa: BLE001
-            self.be_blind(f"with an image it fails: {type(error).__name__}: {error}")
+            self.be_blind(_why(error))
         if self.sight is None:
             leave_out(proof.model.module, self._left_out)
 
@@ -174,10 +177,7 @@ class Seeing:
         eyes = Eyes(proof.eyes_model, self._image_token_id, row_scale=proof.row_scale)
         image = proof.image
         span_ids = proof.token_ids[image.start : image.stop].cpu()
-        try:
-            sight = eyes.look(span_ids, tensors_of(image))
-        except ImageRefused as error:
-            raise _not_seen(error) from error
+        sight = eyes.look(span_ids, tensors_of(image))
         is_turned = sight.layout.turns is not None
         found = ModelSight(
             eyes, is_turned, sight.key_ends is not None, self._folder, self._trust_remote_code
@@ -238,18 +238,13 @@ def _proof(
     return _Proof(model, eyes_model, recipe, token_ids, image, None, row_scale)
 
 
-def _expected(model: HfModel, proof: _Proof, native: Tensor | None) -> Tensor:
-    """native: the logits, if they are known. Raises Blind."""
-    if native is None:
-        try:
-            native = _native_logits(model, proof.token_ids, tensors_of(proof.image))
-        except ImageRefused as error:
-            raise _not_seen(error) from error
-    return native.to(proof.token_ids.device)
-
-
-def _not_seen(error: ImageRefused) -> Blind:
-    return Blind(f"an image of noise is not seen: {error}")
+def _why(error: Exception) -> str:
+    """It does not see, in words for operators."""
+    if isinstance(error, Blind):
+        return str(error)
+    if isinstance(error, ImageRefused):
+        return f"an image of noise is not seen: {error}"
+    return f"with an image it fails: {type(error).__name__}: {error}"
 
 
 def _tensors(noise: ProcessedImage) -> dict[str, ImageTensor]:
@@ -284,13 +279,7 @@ def _native_logits(model: HfModel, token_ids: Tensor, tensors: Mapping[str, Tens
         dtype = weight.dtype if each.is_floating_point() else None
         given[name] = whole.to(weight.device, dtype)
     model.use(EAGER)
-    try:
-        logits: Tensor = model.module(input_ids=token_ids[None], use_cache=False, **given).logits
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    # The classes of other people fail in every way there is.
-    except Exception as error:
-        raise ImageRefused(f"{type(error).__name__}: {error}") from error
+    logits: Tensor = model.module(input_ids=token_ids[None], use_cache=False, **given).logits
     return logits[0]
 
 

@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
-from processes.json_file import read_object
 from processes.model_folders import has_processor
 from processes.zygote.client import Exit, IdleWorkers, Program, WorkerEnded, ZygoteFailed
 from processes.zygote.frames import Frame, frame
@@ -72,11 +71,7 @@ class Blind(Exception):
 
 def may_see(folder: Path) -> bool:
     """Whether a checkpoint looks like one of a model that sees, before shards say so."""
-    try:
-        config = read_object(folder / "config.json")
-    except (OSError, ValueError):
-        return False
-    return "vision_config" in config and has_processor(folder) and find_spec("PIL") is not None
+    return has_processor(folder) and find_spec("PIL") is not None
 
 
 class _Tensors(dict[str, ImageTensor]):
