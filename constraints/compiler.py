@@ -169,7 +169,9 @@ class Compiler:
             if translation is None:
                 language = self._compile(spec)
             else:
-                language = _engine_of(translation.watch).of(self.vocabulary, translation)
+                language = _engine_of(translation.watch).of(
+                    self.vocabulary, translation, may_run_on=spec.kind is Kind.LARK
+                )
         except ConstraintError as error:
             future.set_exception(error.with_traceback(None))
         except RecursionError:

@@ -242,14 +242,16 @@ class GrammarLanguage:
         self._originals = [Original(original)]
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, translation: Translation) -> "GrammarLanguage":
+    def of(
+        cls, vocabulary: Vocabulary, translation: Translation, *, may_run_on: bool
+    ) -> "GrammarLanguage":
         """Compile what another process has translated. Raises the engine's errors."""
         language = cls(
             vocabulary,
             translation.grammar,
             not_enforced=translation.not_enforced,
             hints=CompletionHints(translation.hints),
-            may_run_on=translation.may_run_on,
+            may_run_on=may_run_on,
             watch=translation.watch,
         )
         language.suggested = translation.completion
@@ -262,7 +264,6 @@ class GrammarLanguage:
             self.grammar,
             self.not_enforced,
             self.hints.all(),
-            self.may_run_on,
             self.first_completion,
             self.watch,
         )

@@ -122,7 +122,6 @@ class Translation:
     grammar:      the grammar text
     not_enforced: JSON Pointers of the parts of a lenient schema that masks do not enforce
     hints:        texts of the language or of its parts, for searches
-    may_run_on:   forced bytes may repeat without end
     completion:   tokens of the first text found; None: not searched
     watch:        what is watched beside the grammar, see `constraints.grammars.watching`
 
@@ -132,15 +131,12 @@ class Translation:
     grammar: str
     not_enforced: tuple[str, ...] = ()
     hints: tuple[bytes, ...] = ()
-    may_run_on: bool = False
     completion: tuple[int, ...] | None = None
     watch: str = ""
 
     def __post_init__(self) -> None:
         for text in (self.grammar, self.watch, *self.not_enforced):
             text.encode()  # refuses lone surrogates
-        if type(self.may_run_on) is not bool:
-            raise TypeError(f"may_run_on must be a bool. Given: {self.may_run_on!r}")
         for token_id in self.completion or ():
             if type(token_id) is not int or not 0 <= token_id < _MAX_TOKEN_ID:
                 raise ValueError(f"completion must be of token ids. Given: {token_id!r}")

@@ -828,13 +828,10 @@ class Translation(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     NOT_ENFORCED_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
-    MAY_RUN_ON_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
     grammar: _builtins.str
     """What the grammar engine compiles."""
-    may_run_on: _builtins.bool
-    """Bytes may be forced without end."""
     watch: _builtins.str
     """What is watched beside the grammar, in JSON; empty: nothing."""
     @_builtins.property
@@ -855,13 +852,12 @@ class Translation(_message.Message):
         grammar: _builtins.str = ...,
         not_enforced: _abc.Iterable[_builtins.str] | None = ...,
         hints: _abc.Iterable[_builtins.bytes] | None = ...,
-        may_run_on: _builtins.bool = ...,
         completion: Global___Completion | None = ...,
         watch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "grammar", b"grammar", "hints", b"hints", "may_run_on", b"may_run_on", "not_enforced", b"not_enforced", "watch", b"watch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "grammar", b"grammar", "hints", b"hints", "not_enforced", b"not_enforced", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

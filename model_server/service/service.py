@@ -466,7 +466,6 @@ def translation_from_pb(message: pb.Constraint) -> Translation | None:
             grammar=found.grammar,
             not_enforced=tuple(found.not_enforced),
             hints=tuple(found.hints),
-            may_run_on=found.may_run_on,
             completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
             watch=found.watch,
         )

@@ -264,7 +264,6 @@ def _translation_to_pb(found: Translation) -> pb.Translation:
         grammar=found.grammar,
         not_enforced=found.not_enforced,
         hints=found.hints,
-        may_run_on=found.may_run_on,
         completion=None if completion is None else pb.Completion(token_ids=completion),
         watch=found.watch,
     )

@@ -138,7 +138,6 @@ def test_a_language_that_was_translated_elsewhere_has_the_same_masks(name: str) 
         translation.grammar,
         translation.not_enforced,
         translation.hints,
-        translation.may_run_on,
         watch=translation.watch,
     )
     assert second.matcher().shortest(ANY_LEN) == completion == translation.completion

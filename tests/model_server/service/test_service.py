@@ -552,7 +552,6 @@ def test_what_is_known_of_a_constraint_arrives() -> None:
     translation.grammar = "start: /a/"
     translation.not_enforced.append("/a")
     translation.hints.append(b"\xff")
-    translation.may_run_on = True
     for token_ids in (None, (), (4, 5)):
         if token_ids is not None:
             translation.completion.token_ids[:] = token_ids
@@ -560,7 +559,7 @@ def test_what_is_known_of_a_constraint_arrives() -> None:
         constraint = arrived(message).constraint
         assert constraint is not None
         assert constraint.translation == Translation(
-            "start: /a/", ("/a",), (b"\xff",), may_run_on=True, completion=token_ids
+            "start: /a/", ("/a",), (b"\xff",), completion=token_ids
         )
 
 

@@ -176,14 +176,13 @@ def test_every_parameter_arrives_in_its_field() -> None:
 def test_a_translation_goes_with_the_call_that_compiles_it(
     completion: tuple[int, ...] | None, is_quick: bool
 ) -> None:
-    found = Translation("start: /a/", ("/a",), (b"\xff",), True, completion)
+    found = Translation("start: /a/", ("/a",), (b"\xff",), completion)
     constraint = Constraint(ConstraintSpec(Kind.REGEX, "a"), is_quick=is_quick, translation=found)
     request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
     expected = pb.Translation(
         grammar="start: /a/",
         not_enforced=["/a"],
         hints=[b"\xff"],
-        may_run_on=True,
         completion=None if completion is None else pb.Completion(token_ids=completion),
     )
     sent = wire.prefill_to_pb(batch_of(request), 1, 1).batch.requests[0].constraint
