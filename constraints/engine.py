@@ -20,7 +20,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import NoReturn, Self
 
 import numpy as np
@@ -85,35 +84,23 @@ def error_of(message: str) -> ConstraintError:
     return Malformed(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one language.
-
-    compile_fuel:    to build the automaton's first expressions
-    step_fuel:       for one mask or one token
-    step_max_items:  parser items for one mask or one token
-    max_states:      of a lexer; all outputs that share it add states; 1 to 2 kB each
-    """
-
-    compile_fuel: int = 5_000_000
-    step_fuel: int = 500_000
-    step_max_items: int = 50_000
-    max_states: int = 60_000
-
-    def for_engine(self) -> LLParserLimits:
-        return LLParserLimits(
-            initial_lexer_fuel=self.compile_fuel,
-            step_lexer_fuel=self.step_fuel,
-            step_max_items=self.step_max_items,
-            max_lexer_states=self.max_states,
-            # Eager tables cost up to seconds for a large pattern and save only microseconds later.
-            precompute_large_lexemes=False,
-            # The engine's state would leak a request's text into messages and logs.
-            verbose_errors=False,
-        )
+def limits_of(*, step_fuel: int = 500_000, max_states: int = 60_000) -> LLParserLimits:
+    """The limits of a language. Fuel and parser items are of one mask or one token; to the states
+    of a lexer all outputs that share it add, 1 to 2 kB each."""
+    return LLParserLimits(
+        # To build the automaton's first expressions.
+        initial_lexer_fuel=5_000_000,
+        step_lexer_fuel=step_fuel,
+        step_max_items=50_000,
+        max_lexer_states=max_states,
+        # Eager tables cost up to seconds for a large pattern and save only microseconds later.
+        precompute_large_lexemes=False,
+        # The engine's state would leak a request's text into messages and logs.
+        verbose_errors=False,
+    )
 
 
-LIMITS = Limits()
+LIMITS = limits_of()
 
 # More bytes than are usually taken at once; a search continues from there.
 MAX_FORCED_BYTES = 64
@@ -198,7 +185,7 @@ class GrammarLanguage:
         not_enforced: tuple[str, ...] = (),
         hints: CompletionHints | None = None,
         *,
-        limits: Limits = LIMITS,
+        limits: LLParserLimits = LIMITS,
         may_run_on: bool = False,
         watch: str = "",
         hint_without_text: str = "",
@@ -321,7 +308,7 @@ class GrammarLanguage:
             self.vocabulary.backend,
             self.grammar,
             log_level=0,
-            limits=self._limits.for_engine(),
+            limits=self._limits,
         )
 
 

@@ -166,9 +166,7 @@ def grammar_of(root: Json, definitions: dict[str, Json], whitespace: Whitespace)
 def refusal_of(root: Json, definitions: dict[str, Json]) -> ConstraintError | None:
     """Why the engine refuses a rewritten schema; None: it does not."""
     grammar = grammar_of(root, definitions, Whitespace.COMPACT)
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
-        grammar, limits=LIMITS.for_engine()
-    )
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     return error_of(messages[0]) if is_wrong else None
 
 

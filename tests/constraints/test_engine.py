@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from constraints import engine
 from constraints.compiler import Compiler
-from constraints.engine import HEADER, LIMITS, GrammarLanguage, GrammarMatcher, Limits
+from constraints.engine import HEADER, LIMITS, GrammarLanguage, GrammarMatcher, limits_of
 from constraints.errors import EngineFailed, IllegalToken, Malformed, TooComplex
 from constraints.matcher import Matcher
 from constraints.spec import ConstraintSpec, Kind
@@ -32,7 +32,9 @@ from tests.constraints.grammars.rig import accepts, compiled, compiler, legal
 DEMO = ROOT / "models" / "demo" / "tokenizer.json"
 
 
-def language_of(vocabulary: Vocabulary, grammar: str, limits: Limits = LIMITS) -> GrammarLanguage:
+def language_of(
+    vocabulary: Vocabulary, grammar: str, limits: LLParserLimits = LIMITS
+) -> GrammarLanguage:
     return GrammarLanguage(vocabulary, HEADER + grammar, limits=limits)
 
 
@@ -176,14 +178,14 @@ def run_until_it_breaks(matcher: GrammarMatcher) -> None:
 
 
 def test_a_matcher_that_breaks_says_so_and_never_ends_early() -> None:
-    language = language_of(byte_vocabulary(), WORN_OUT, Limits(max_states=60))
+    language = language_of(byte_vocabulary(), WORN_OUT, limits_of(max_states=60))
     with pytest.raises(EngineFailed, match="too many states") as failure:
         run_until_it_breaks(language.matcher())
     assert "\n" not in str(failure.value)
 
 
 def test_a_language_outlives_the_lexers_that_outputs_wear_out() -> None:
-    language = language_of(byte_vocabulary(), WORN_OUT, Limits(max_states=60))
+    language = language_of(byte_vocabulary(), WORN_OUT, limits_of(max_states=60))
     for _ in range(5):
         matcher = language.matcher()
         assert 256 not in legal(matcher)
@@ -194,7 +196,7 @@ def test_a_language_outlives_the_lexers_that_outputs_wear_out() -> None:
 def test_a_step_beyond_its_limits_is_too_complex_before_anything_is_generated() -> None:
     grammar = "start: A\nA: /(?s:.*)a.{30}/ & ~/(?s:.*)b.{29}/ & ~/(?s:.*)c.{28}(?s:.*)/"
     with pytest.raises(TooComplex):
-        language_of(byte_vocabulary(), grammar, Limits(step_fuel=10))
+        language_of(byte_vocabulary(), grammar, limits_of(step_fuel=10))
 
 
 def test_outputs_of_one_language_are_spread_over_originals() -> None:
