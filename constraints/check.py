@@ -37,96 +37,15 @@ _TEXT = frozenset(map(ord, string.printable)) - frozenset(b"\x0b\x0c\r")
 _NAMES = {string.digits: "a digit", string.ascii_lowercase: "a to z"}
 
 
-class Expectation:
-    """Describes masks of one vocabulary."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._first_bytes = first_bytes_of(vocabulary)
-        self._singles = alphabet_of(vocabulary).singles
-
-    def legal(self, matcher: Matcher) -> npt.NDArray[np.int64]:
-        """The ids of the tokens that may follow."""
-        row: Bitmask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
-        matcher.fill_mask(row)
-        legal = allowed_ids(row)
-        return legal[legal < len(self._vocabulary.tokens)]
-
-    def words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
-        """What may follow: literals, or classes of characters."""
-        ends = (THE_END,) if matcher.is_complete else ()
-        forced = b"" if ends else matcher.deterministic_suffix()
-        # Several characters may share their first bytes.
-        if forced.decode(errors="ignore"):
-            return (_quoted(forced),)
-        ids = legal[~np.isin(legal, self._vocabulary.end_ids)]
-        first_bytes = np.unique(self._first_bytes[ids]).tolist()
-        ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
-        leads = [byte for byte in first_bytes if byte >= 0x80]
-        others = self._others(matcher, leads) if leads else ()
-        if len(ascii_firsts) <= _FEW:
-            return (*self._literals(matcher, ascii_firsts), *others, *ends)
-        return (*_classes(ascii_firsts, others), *ends)
-
-    def _literals(self, matcher: Matcher, firsts: Sequence[int]) -> list[str]:
-        """Characters with the text that must follow them; others as ranges."""
-        literals = {byte: self._literal(matcher, byte) for byte in firsts}
-        single = [byte for byte, literal in literals.items() if len(literal) == 1]
-        longer = [_quoted(literal) for literal in literals.values() if len(literal) > 1]
-        return [*_runs(single), *longer]
-
-    def _literal(self, matcher: Matcher, byte: int) -> bytes:
-        token_id = self._singles[byte]
-        # If tokens are counted, a longer one may be legal while its first byte is not.
-        if token_id is None or matcher.num_legal((token_id,)) == 0:
-            return bytes([byte])
-        ahead = matcher.fork()
-        ahead.advance(token_id)
-        forced = b"" if ahead.is_complete else ahead.deterministic_suffix()
-        return bytes([byte]) + forced
-
-    def _others(self, matcher: Matcher, leads: Sequence[int]) -> tuple[str, ...]:
-        """The legal characters beyond ASCII, listed if they are few."""
-        characters = self._characters(matcher, b"", leads)
-        return tuple(map(repr, sorted(characters))) or (_OTHERS,)
-
-    def _characters(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> set[str]:
-        """The characters that begin with these bytes, if they are few; empty if unknown."""
-        found: set[str] = set()
-        if len(nexts) > _FEW:
-            return found
-        for byte in nexts:
-            token_id = self._singles[byte]
-            character = begun + bytes([byte])
-            # If tokens are counted, a longer one may be legal while its first byte is not.
-            if token_id is None or matcher.num_legal((token_id,)) == 0 or len(character) > 4:
-                return set()
-            more = {character.decode(errors="ignore")} - {""}
-            if not more:
-                ahead = matcher.fork()
-                ahead.advance(token_id)
-                firsts = np.unique(self._first_bytes[self.legal(ahead)]).tolist()
-                more = self._characters(ahead, character, firsts)
-            found |= more
-            if not more or len(found) > _FEW:
-                return set()
-        return found
-
-
 def _classes(firsts: Sequence[int], others: tuple[str, ...]) -> tuple[str, ...]:
     missing = _TEXT.difference(firsts)
     if others == (_OTHERS,) and len(missing) <= _FEW:
-        return (_any_but(sorted(missing)),)
+        excepted = ", ".join(repr(chr(byte)) for byte in sorted(missing))
+        return (f"any character but {excepted}" if excepted else "any character",)
     runs = _runs(firsts)
     if len(runs) > _MAX_RUNS:
         return (f"one of {len(firsts)} ASCII characters", *others)
     return (*runs, *others)
-
-
-def _any_but(missing: Sequence[int]) -> str:
-    if not missing:
-        return "any character"
-    return "any character but " + ", ".join(repr(chr(byte)) for byte in missing)
 
 
 def _runs(firsts: Sequence[int]) -> list[str]:
@@ -238,7 +157,7 @@ class TextJudge:
         self._vocabulary = vocabulary
         self._by_tokens = by_tokens
         self._singles = alphabet_of(vocabulary).singles
-        self._expectation = Expectation(vocabulary)
+        self._first_bytes = first_bytes_of(vocabulary)
 
     def judge(self, text: str) -> Judgement:
         """The judgement of one text without lone surrogates."""
@@ -246,12 +165,79 @@ class TextJudge:
         position = 0
         try:
             position = self._follow(matcher, text)
-            legal = self._expectation.legal(matcher)
+            legal = self._legal(matcher)
             if position == len(text) and matcher.is_complete:
                 return Judgement(True, None, (), len(legal))
-            return Judgement(False, position, self._expectation.words(matcher, legal), len(legal))
+            return Judgement(False, position, self._words(matcher, legal), len(legal))
         except ConstraintError as error:
             return Judgement(False, position, (), 0, failure=str(error))
+
+    def _legal(self, matcher: Matcher) -> npt.NDArray[np.int64]:
+        """The ids of the tokens that may follow."""
+        row: Bitmask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        matcher.fill_mask(row)
+        legal = allowed_ids(row)
+        return legal[legal < len(self._vocabulary.tokens)]
+
+    def _words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
+        """What may follow: literals, or classes of characters."""
+        ends = (THE_END,) if matcher.is_complete else ()
+        forced = b"" if ends else matcher.deterministic_suffix()
+        # Several characters may share their first bytes.
+        if forced.decode(errors="ignore"):
+            return (_quoted(forced),)
+        ids = legal[~np.isin(legal, self._vocabulary.end_ids)]
+        first_bytes = np.unique(self._first_bytes[ids]).tolist()
+        ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
+        leads = [byte for byte in first_bytes if byte >= 0x80]
+        others = self._others(matcher, leads) if leads else ()
+        if len(ascii_firsts) <= _FEW:
+            return (*self._literals(matcher, ascii_firsts), *others, *ends)
+        return (*_classes(ascii_firsts, others), *ends)
+
+    def _literals(self, matcher: Matcher, firsts: Sequence[int]) -> list[str]:
+        """Characters with the text that must follow them; others as ranges."""
+        literals = {byte: self._literal(matcher, byte) for byte in firsts}
+        single = [byte for byte, literal in literals.items() if len(literal) == 1]
+        longer = [_quoted(literal) for literal in literals.values() if len(literal) > 1]
+        return [*_runs(single), *longer]
+
+    def _literal(self, matcher: Matcher, byte: int) -> bytes:
+        token_id = self._singles[byte]
+        # If tokens are counted, a longer one may be legal while its first byte is not.
+        if token_id is None or matcher.num_legal((token_id,)) == 0:
+            return bytes([byte])
+        ahead = matcher.fork()
+        ahead.advance(token_id)
+        forced = b"" if ahead.is_complete else ahead.deterministic_suffix()
+        return bytes([byte]) + forced
+
+    def _others(self, matcher: Matcher, leads: Sequence[int]) -> tuple[str, ...]:
+        """The legal characters beyond ASCII, listed if they are few."""
+        characters = self._characters(matcher, b"", leads)
+        return tuple(map(repr, sorted(characters))) or (_OTHERS,)
+
+    def _characters(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> set[str]:
+        """The characters that begin with these bytes, if they are few; empty if unknown."""
+        found: set[str] = set()
+        if len(nexts) > _FEW:
+            return found
+        for byte in nexts:
+            token_id = self._singles[byte]
+            character = begun + bytes([byte])
+            # If tokens are counted, a longer one may be legal while its first byte is not.
+            if token_id is None or matcher.num_legal((token_id,)) == 0 or len(character) > 4:
+                return set()
+            more = {character.decode(errors="ignore")} - {""}
+            if not more:
+                ahead = matcher.fork()
+                ahead.advance(token_id)
+                firsts = np.unique(self._first_bytes[self._legal(ahead)]).tolist()
+                more = self._characters(ahead, character, firsts)
+            found |= more
+            if not more or len(found) > _FEW:
+                return set()
+        return found
 
     def _follow(self, matcher: Matcher, text: str) -> int:
         """Advance over the legal characters of the text; returns their number."""
