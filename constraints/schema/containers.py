@@ -263,7 +263,10 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
 
 
 def _always_applied(place: Place) -> list[dict[str, Json]] | None:
-    """The other schemas that always apply; None: that may depend on the instance."""
+    """The other schemas that always apply; None: that may depend on the instance.
+
+    Raises Malformed.
+    """
     found: list[dict[str, Json]] = []
     seen: set[str] = set()
     to_do: list[Json] = [place.schema]
@@ -271,6 +274,7 @@ def _always_applied(place: Place) -> list[dict[str, Json]] | None:
         schema = to_do.pop(0)
         if isinstance(schema, bool):
             continue
+        place.rewriter.check_keywords(schema, place.pointer)
         if schema.keys() & _CONDITIONS:
             return None
         found.append(schema)

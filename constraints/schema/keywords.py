@@ -93,7 +93,7 @@ _SHAPES: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
     ("uniqueItems nullable", lambda value: isinstance(value, bool), "true or false"),
     ("required propertyOrdering", _is_strings, "a list of strings"),
     (
-        "pattern format $ref $id $anchor $schema",
+        "pattern format $ref $dynamicRef $recursiveRef $id $anchor $schema",
         lambda value: isinstance(value, str),
         "a string",
     ),
