@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from constraints.definition_graph import check_depth
 from constraints.engine import HEADER, error_of
@@ -291,23 +291,26 @@ def explain(text: str, message: str) -> ConstraintError:
         return type(error)(what)
     start = sum(len(each) + 1 for each in lines[: line - 1])
     start += min(max(column - 1, 0), max(len(lines[line - 1]) - 1, 0))
-    end = start + 1
     # The engine points at the option that contains the name.
     unknown = _UNKNOWN.match(what)
     for word in words(text):
         if unknown and word.text == unknown[1] and word.start >= start:
-            start = word.start
-            end = word.end
-            break
+            return _placed(error, text, word.start, word.end, what)
+    return _placed(error, text, start, start + 1, what)
+
+
+def _placed(error: ConstraintError, text: str, start: int, end: int, what: str) -> ConstraintError:
+    """The same kind of error, about text[start:end]."""
     placed = complaint(text, start, end, what)
+    if isinstance(error, Malformed):
+        return placed
     if isinstance(error, NotEnforced):
         return NotEnforced(str(placed), position=start)
-    return placed if isinstance(error, Malformed) else type(error)(str(placed))
+    return type(error)(str(placed))
 
 
 def _check(text: str, found: list[Word], special_ids: Container[int | None]) -> None:
-    in_attributes = False
-    for index, word in enumerate(found):
+    for word in found:
         if word.text in _REFUSED_STATEMENTS:
             raise _refused(text, word, f"{word.text}: {_REFUSED_STATEMENTS[word.text]}")
         if word.kind == "special" and special_id(word) not in special_ids:
@@ -316,24 +319,17 @@ def _check(text: str, found: list[Word], special_ids: Container[int | None]) -> 
             )
         if word.kind == "reference":
             raise _refused(text, word, "there are no other grammars to refer to")
-        if word.text == "[" and _begins_attributes(found, index):
-            in_attributes = True
-        elif word.text == "]":
-            in_attributes = False
-        elif in_attributes and word.text in _REFUSED_ATTRIBUTES:
-            raise _refused(text, word, f"{word.text}: {_REFUSED_ATTRIBUTES[word.text]}")
+    for line in lines(found):
+        is_attributed = line[0].kind == "rule" and line[1:2] and line[1].text == "["
+        for word in takewhile(lambda word: word.text != "]", line if is_attributed else ()):
+            if word.text in _REFUSED_ATTRIBUTES:
+                raise _refused(text, word, f"{word.text}: {_REFUSED_ATTRIBUTES[word.text]}")
 
 
 def special_id(word: Word) -> int | None:
     """The id in `<[ID]>`."""
     match = re.fullmatch(r"<\[(\d+)\]>", word.text)
     return None if match is None else int(match[1])
-
-
-def _begins_attributes(found: list[Word], index: int) -> bool:
-    """Whether attributes begin: they are between a rule's name at the line start and its colon."""
-    before = [word.kind for word in found[max(0, index - 2) : index]]
-    return before[-1:] == ["rule"] and before[:-1] in ([], ["newline"])
 
 
 def _refused(text: str, word: Word, what: str) -> NotEnforced:
@@ -368,10 +364,8 @@ def _pattern(text: str, word: Word) -> str:
         place = error.position
         what = str(error).partition("\n")[0].partition(": ")[2]
         start = word.start + 1 + max(0, (place or 0) - len(prefix))
-        wrong = complaint(text, start, start + 1 if place is not None else word.end, what)
-        if isinstance(error, Malformed):
-            raise wrong from None
-        raise NotEnforced(str(wrong), position=start) from None
+        end = word.end if place is None else start + 1
+        raise _placed(error, text, start, end, what) from None
 
 
 def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError:
