@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.bitmask import allowed_ids
-from constraints.engine import MAX_FORCED_BYTES, deterministic_suffix_of
+from constraints.engine import MAX_FORCED_BYTES
 from constraints.errors import Contradiction, TooComplex
 from constraints.grammars.lark import negations_as_texts, words
+from constraints.guiding.alphabet import as_bytes
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, Kind
 from tests.constraints.cases import byte_vocabulary, parses
@@ -47,6 +48,10 @@ SHARED = {
 }
 
 
+# Greedy terminals leave out texts of these.
+GREEDY = ("calculator", "common")
+
+
 @pytest.mark.parametrize("name", SHARED)
 def test_texts_are_those_that_lark_parses(name: str) -> None:
     grammar, letters = SHARED[name]
@@ -54,17 +59,9 @@ def test_texts_are_those_that_lark_parses(name: str) -> None:
     language = compiled(Kind.LARK, grammar)
     for length in range(5):
         for text in map("".join, product(letters, repeat=length)):
-            assert not accepts(language, text) or parses(parser, text), text
-
-
-@pytest.mark.parametrize("name", [each for each in SHARED if each not in ("calculator", "common")])
-def test_no_text_that_lark_parses_is_missing(name: str) -> None:
-    grammar, letters = SHARED[name]
-    parser = lark.Lark(grammar, parser="earley")
-    language = compiled(Kind.LARK, grammar)
-    for length in range(5):
-        for text in map("".join, product(letters, repeat=length)):
-            assert accepts(language, text) or not parses(parser, text), text
+            is_accepted = accepts(language, text)
+            assert is_accepted or name in GREEDY or not parses(parser, text), text
+            assert not is_accepted or parses(parser, text), text
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -126,9 +123,8 @@ def test_forced_bytes_one_by_one_are_those_of_the_engine(name: str) -> None:
     for _ in range(5):
         matcher = language.matcher()
         for _ in range(12):
-            forced = matcher.deterministic_suffix()
-            ahead = matcher._inner.deep_copy()
-            assert deterministic_suffix_of(ahead, byte_vocabulary()) == forced[:MAX_FORCED_BYTES]
+            forced = as_bytes(matcher._inner.deep_copy().compute_ff_bytes())
+            assert matcher.deterministic_suffix() == forced[:MAX_FORCED_BYTES]
             matcher.fill_mask(row)
             legal = [each for each in allowed_ids(row).tolist() if byte_vocabulary().tokens[each]]
             if not legal:
