@@ -42,6 +42,8 @@ _SIMPLE_ITEMS = tuple(each + b"," for each in _SIMPLE)
 _SPACE = b" \t\r\n"
 # Of the other bytes: what ends or parts values before what makes them longer.
 _LIKED = tuple(bytes((byte,)) for byte in b'",:1234567890{[-aA.@/ ')
+# A hint that was taken more often comes behind the others.
+_MAX_TAKEN = 2
 # Deeper than this, other ways are taken: the first one may lead down without end.
 _MAX_PLAIN_DEPTH = 6
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
@@ -86,6 +88,7 @@ class _Dive:
         self._hints = hints
         self._num_left = max_tries
         self._next_hint = 0
+        self._num_taken: Counter[int] = Counter()
         self._tried_len = 0
         # The same few texts are tried at every step.
         self._spelled: dict[bytes, KnownCompletion | None] = {}
@@ -134,12 +137,16 @@ class _Dive:
 
     def _hint(self, begun: bytes, turn: int) -> KnownCompletion:
         """The rest of a hint: keys come in the order of hints, so first of one behind the last."""
-        for index in range(len(self._hints)):
-            place = (self._next_hint + turn + index) % len(self._hints)
+        begin = self._next_hint + turn
+        places = [place % len(self._hints) for place in range(begin, begin + len(self._hints))]
+        # What was taken again and again leads round and round, as a further call does.
+        places.sort(key=lambda place: self._num_taken[place] > _MAX_TAKEN)
+        for place in places:
             hint = self._hints[place]
             found = self._first_legal((hint[len(begun) :],) if hint.startswith(begun) else ())
             if found:
                 self._next_hint = place + 1
+                self._num_taken[place] += 1
                 return found
         return ()
 
