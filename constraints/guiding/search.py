@@ -44,8 +44,6 @@ _SPACE = b" \t\r\n"
 _LIKED = tuple(bytes((byte,)) for byte in b'",:1234567890{[-aA.@/ ')
 # A hint that was taken more often comes behind the others.
 _MAX_TAKEN = 2
-# Deeper than this, other ways are taken: the first one may lead down without end.
-_MAX_PLAIN_DEPTH = 6
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _QUOTED = re.compile(rb'"[^"]*"')
 _NO_BRACKETS = re.compile(rb"[^\[\]{}]+")
@@ -120,7 +118,7 @@ class _Dive:
 
     def _chosen(self, text: bytes) -> KnownCompletion:
         """What comes next behind a text, where nothing is forced."""
-        begun, depth, is_key = _end_of(text)
+        begun, is_key = _end_of(text)
         closers: Sequence[bytes] = _JSON_CLOSERS
         if begun:
             closers = (b'"',) if begun.startswith(b'"') else (*_JSON_CLOSERS, b",")
@@ -129,15 +127,14 @@ class _Dive:
         return (
             self._first_legal(closers)
             or self._first_legal(() if begun or is_key else _SIMPLE)
-            or self._hint(begun, max(0, depth - _MAX_PLAIN_DEPTH))
-            or self._first_legal((b"-",) if begun.endswith((b"e", b"E")) else ())
+            or self._hint(begun)
             or self._first_legal((*_LIKED[turn:], *_LIKED[:turn]))
             or self._any_legal()
         )
 
-    def _hint(self, begun: bytes, turn: int) -> KnownCompletion:
+    def _hint(self, begun: bytes) -> KnownCompletion:
         """The rest of a hint: keys come in the order of hints, so first of one behind the last."""
-        begin = self._next_hint + turn
+        begin = self._next_hint
         places = [place % len(self._hints) for place in range(begin, begin + len(self._hints))]
         # What was taken again and again leads round and round, as a further call does.
         places.sort(key=lambda place: self._num_taken[place] > _MAX_TAKEN)
@@ -172,9 +169,9 @@ class _Dive:
         return tuple((singles or allowed_ids(row).tolist())[:1])
 
 
-def _end_of(text: bytes) -> tuple[bytes, int, bool]:
-    """The string or other scalar that has begun at the end of a JSON text, how many objects and
-    arrays are open, and whether a key comes next."""
+def _end_of(text: bytes) -> tuple[bytes, bool]:
+    """The string or other scalar that has begun at the end of a JSON text, and whether a key comes
+    next."""
     plain = _ESCAPED.sub(b"__", text)
     is_quoted = plain.count(b'"') % 2 == 1
     start = plain.rfind(b'"') if is_quoted else len(plain)
@@ -186,7 +183,7 @@ def _end_of(text: bytes) -> tuple[bytes, int, bool]:
     if not is_quoted and not plain.endswith(b'"'):
         found = _BARE.search(plain)
         start = start if found is None else found.start()
-    return text[start:], len(brackets), is_key
+    return text[start:], is_key
 
 
 MAX_TIME_S = 0.25

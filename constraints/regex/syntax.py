@@ -352,9 +352,10 @@ class Parser:
         if self._depth > _MAX_DEPTH:
             raise self._wrong(self._at, f"groups in groups, more than {_MAX_DEPTH} deep")
         flags = self._flags
-        options = [self._concat()]
-        while self._take("|"):
-            options.append(self._concat())
+        options: list[Pattern] = []
+        while not options or self._take("|"):
+            option = self._concat()
+            options += option.options if isinstance(option, Choice) else (option,)
         self._flags = flags
         self._depth -= 1
         return choice(options)
@@ -365,8 +366,9 @@ class Parser:
             start = self._at
             part = self._atom()
             if part is not None:
-                parts.append(self._repeated(part, start))
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts)) if parts else EMPTY
+                part = self._repeated(part, start)
+                parts += part.parts if isinstance(part, Concat) else (part,)
+        return concat(parts)
 
     def _atom(self) -> Pattern | None:
         """One repeatable item; None for items without text, such as flags."""

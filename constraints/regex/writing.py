@@ -9,8 +9,6 @@ In the pattern of a JSON string the engine takes a set with all control characte
 escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
 """
 
-from collections.abc import Iterable, Iterator
-
 from constraints.engine import HEADER
 from constraints.errors import Contradiction, NotEnforced, complaint
 from constraints.regex.limits import OutOfReach
@@ -143,27 +141,14 @@ def _searched(pattern: str) -> list[Pattern]:
     return whole
 
 
-def _options(pattern: Pattern) -> Iterator[Pattern]:
+def _options(pattern: Pattern) -> tuple[Pattern, ...]:
     """Patterns of which one matches; the anchors of most stand at their edges."""
-    match pattern:
-        case Choice(options):
-            for option in options:
-                yield from _options(option)
-        case _:
-            yield pattern
-
-
-def _flat(parts: Iterable[Pattern]) -> list[Pattern]:
-    """The parts, and those of the sequences among them."""
-    flat: list[Pattern] = []
-    for part in parts:
-        flat += _flat(part.parts) if isinstance(part, Concat) else [part]
-    return flat
+    return pattern.options if isinstance(pattern, Choice) else (pattern,)
 
 
 def _without_edges(pattern: Pattern) -> tuple[bool, bool, Pattern]:
     """Whether it is anchored to the start, and to the end, and what is between."""
-    parts = _flat([pattern])
+    parts = pattern.parts if isinstance(pattern, Concat) else (pattern,)
     first, last = 0, len(parts)
     while first < last and isinstance(each := parts[first], Anchor) and each.is_start:
         first += 1
