@@ -223,6 +223,7 @@ struct Matrix {
   GroupValues group_scales, group_minimums;
 
   bool in_groups() const { return format >= kInt4; }
+  bool has_minimums() const { return group_minimums.values != nullptr; }
   int64_t num_groups() const { return in_groups() ? k / group_len : 0; }
   int64_t pack() const {  // numbers of a word, or of the lowest bits of which
     constexpr int8_t kPack[] = {1, 2, 4, 2, 8, 8, 8, 4, 8, 8, 8, 4};
@@ -264,7 +265,15 @@ struct RowTile {
   const float *scales;  // of bytes: per row; for groups: [num_rows][num_groups()]
   int64_t row_step;
   int num_rows;
-  const float *sums = nullptr;  // for groups: [num_rows][num_groups()], of a row's numbers
+  // For groups: [num_rows][num_groups()], of a row's numbers; without minimums the bits of whole
+  // numbers, those sums times -zero.
+  const float *sums = nullptr;
+
+  int32_t taken_off(int64_t i) const {
+    int32_t number;
+    std::memcpy(&number, sums + i, sizeof number);
+    return number;
+  }
 };
 
 // Rows are cut into as many tiles as necessary: of about equal size, but for AMX, where 16 rows take
@@ -380,8 +389,7 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
   const int64_t num_groups = matrix.num_groups();
   const int64_t num_blocks = matrix.group_len / (kWords * Dot::kPack);
   const int64_t row_step = kPacked ? 1 : tile.row_step;
-  const bool has_minimums = matrix.group_minimums.values != nullptr;
-  const float zero = -static_cast<float>(matrix.zero);
+  const bool has_minimums = matrix.has_minimums();
   const PanelValues all_scales(matrix, matrix.group_scales, panel);
   const PanelValues all_minimums(matrix, matrix.group_minimums, panel);
   const char *packed = static_cast<const char *>(matrix.packed) + panel * matrix.panel_bytes();
@@ -392,6 +400,14 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
     Floats total[R][kWide] = {};
     for (int64_t group = 0; group < num_groups; ++group) {
       Ints sums[R][kWide][Dot::kSums] = {};
+      if (!has_minimums) {
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          const Ints begin = broadcast(tile.taken_off(r * num_groups + group));
+#pragma GCC unroll 2
+          for (int n = 0; n < kWide; ++n) sums[r][n][Dot::kSums - 1] = begin;
+        }
+      }
       for (int64_t block = 0; block < num_blocks; ++block) {
         Words high[kWide] = {};
         if constexpr (Dot::kHigh > 0)
@@ -424,13 +440,16 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
           next += 128;
         }
       }
-      Floats scales[kWide], minimums[kWide];
+      Floats scales[kWide];
 #pragma GCC unroll 2
-      for (int n = 0; n < kWide; ++n) {
-        const int64_t lane = (half + n) * 16;
-        scales[n] = all_scales.at(group, lane);
-        minimums[n] = has_minimums ? all_minimums.at(group, lane) : scales[n] * zero;
+      for (int n = 0; n < kWide; ++n) scales[n] = all_scales.at(group, (half + n) * 16);
+      if (!has_minimums) {
+        join_group<Dot>(total, sums, tile.scales + group, num_groups, scales);
+        continue;
       }
+      Floats minimums[kWide];
+#pragma GCC unroll 2
+      for (int n = 0; n < kWide; ++n) minimums[n] = all_minimums.at(group, (half + n) * 16);
       join_group<Dot>(total, sums, tile.sums + group, tile.scales + group, num_groups, scales,
                       minimums);
     }
@@ -973,7 +992,7 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
       encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to);
 }
 
-// The scales of each group's numbers of a row, and the sums of the numbers.
+// The scales of each group's numbers of a row, and its sums: see RowTile.
 template <class E>
 void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums) {
   const float most = matrix.format < kInt4Wide ? 127.f : kWideMost;
@@ -983,7 +1002,12 @@ void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums
     Ints lanes = broadcast(int32_t{0});
     for (int64_t i = first; i < first + matrix.group_len; i += 16)
       lanes = lanes + quantised(row + i, inverse);
-    *sums++ = sum_of(floats_of(lanes));
+    *sums = sum_of(floats_of(lanes));  // exact
+    if (!matrix.has_minimums()) {
+      const auto taken_off = static_cast<int32_t>(-matrix.zero * static_cast<int64_t>(*sums));
+      std::memcpy(sums, &taken_off, sizeof taken_off);
+    }
+    ++sums;
   }
 }
 

@@ -3,6 +3,9 @@
 //
 //     weight = number * scale + minimum
 //
+// Without minimums a weight is (number - zero) * scale, and what zero takes off a group's sum of
+// products is a whole number too, which the sum begins with.
+//
 // Rows are whole numbers too, of 16 bits or of 8, with a scale for each group: a few numbers of a row
 // are often far larger than all others. Within a group the sum of products is a whole number, and
 // exact; groups join a column's sum in their order, in one register. So a row's result has the same
@@ -229,8 +232,23 @@ ALWAYS_INLINE Floats floats_of_bytes(const int8_t *from) {
   }));
 }
 
-// What a group adds to the total of a tile of R rows. `sums`: of numbers times bytes; `row_sums` and
-// `row_scales`: of the rows' bytes, `stride` apart.
+// What a group adds to the total of a tile of R rows. `sums`: of numbers times a row's, less what the
+// zero takes off; `row_scales`: of the rows, `stride` apart.
+template <class Dot, int R, int N>
+ALWAYS_INLINE void join_group(Floats (&total)[R][N], const Ints (&sums)[R][N][Dot::kSums],
+                              const float *row_scales, int64_t stride, const Floats (&scales)[N]) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    const Floats row_scale = broadcast(row_scales[r * stride]);
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      const Floats exact = floats_of(Dot::whole(sums[r][n]));
+      total[r][n] = multiply_add(exact * scales[n], row_scale, total[r][n]);
+    }
+  }
+}
+
+// As above, where groups have minimums. `row_sums`: of the rows' numbers.
 template <class Dot, int R, int N>
 ALWAYS_INLINE void join_group(Floats (&total)[R][N], const Ints (&sums)[R][N][Dot::kSums],
                               const float *row_sums, const float *row_scales, int64_t stride,
