@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from bench.command_line import parser_of
-from constraints.token_trie import TokenTrie
+from constraints.token_trie import trie_of
 from constraints.vocabulary import Vocabulary
 from constraints.where.engine import WhereLanguage, compile_where
 from constraints.where.parser import parse
@@ -70,26 +70,26 @@ def main() -> None:
     end_id = tokenizer.token_to_id(_END)
     vocabulary = Vocabulary.load(args.tokenizer, None, () if end_id is None else (end_id,))
     began = time.perf_counter()
-    trie = TokenTrie(vocabulary)
+    trie_of(vocabulary)
     found: dict[str, Any] = {
         "vocab_size": len(vocabulary.tokens),
         "walk_ms": _ms(time.perf_counter() - began),
     }
     token_ids = tokenizer.encode(_TEXT).ids
     for name, written in _EXPRESSIONS.items():
-        found[name] = _measured(written, vocabulary, trie, token_ids, args.rounds)
+        found[name] = _measured(written, vocabulary, token_ids, args.rounds)
         sys.stderr.write(f"{name}: {json.dumps(found[name])}\n")
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
 
 
 def _measured(
-    written: str, vocabulary: Vocabulary, trie: TokenTrie, token_ids: list[int], rounds: int
+    written: str, vocabulary: Vocabulary, token_ids: list[int], rounds: int
 ) -> dict[str, float]:
     compile_s: list[_Took] = []
     for _ in range(2):
         began = time.perf_counter()
         began_cpu = time.thread_time()
-        language = compile_where(parse(written), vocabulary, trie)
+        language = compile_where(parse(written), vocabulary)
         compile_s.append((time.perf_counter() - began, time.thread_time() - began_cpu))
     budget = len(token_ids) + 2
     free = [_masks_s(language, token_ids, max_len=None) for _ in range(rounds)]

@@ -30,7 +30,6 @@ from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.schema import json_schema
 from constraints.schema.json_schema import SchemaGrammar
 from constraints.spec import ConstraintSpec, Kind, Translation
-from constraints.token_trie import TokenTrie, trie_of
 from constraints.vocabulary import Vocabulary, is_mark, kept_with_vocabulary
 from constraints.where.engine import compile_where
 from constraints.where.machine import atoms
@@ -119,7 +118,6 @@ class Compiler:
         # Least recently used first. A future is inserted when its compilation starts.
         self._futures: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._num_bytes = 0
-        self._trie_lock = threading.Lock()
 
     @property
     def num_bytes(self) -> int:
@@ -185,11 +183,6 @@ class Compiler:
                     self._forget(spec)
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
-    def _token_trie(self) -> TokenTrie:
-        """The vocabulary's trie, built on first use: it takes half a second."""
-        with self._trie_lock:
-            return trie_of(self.vocabulary)
-
     def _forget(self, spec: ConstraintSpec) -> None:
         if self._futures.pop(spec, None) is not None:
             self._num_bytes -= _num_bytes(spec)
@@ -227,7 +220,7 @@ class Compiler:
         """An expression with our own automata; one that is a pattern alone as any pattern."""
         expression = parse(spec.text)
         try:
-            return compile_where(expression, self.vocabulary, self._token_trie(), is_plain=True)
+            return compile_where(expression, self.vocabulary, is_plain=True)
         except OutOfReach as reason:
             patterns = [atom.pattern for atom in atoms(expression) if isinstance(atom, Matches)]
             try:
@@ -255,7 +248,7 @@ class Compiler:
             grammar = writing.to_grammar(spec.text)
         except NotEnforced as refusal:
             try:
-                return compile_where(Matches(spec.text), self.vocabulary, self._token_trie())
+                return compile_where(Matches(spec.text), self.vocabulary)
             except TooManyStates:
                 raise TooComplex(
                     "a pattern that looks around is followed by its states, and this one has too"

@@ -24,7 +24,7 @@ from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
 from constraints.regex.char_sets import plain_places, utf8_of
-from constraints.token_trie import PLACE_MASK, TokenTrie
+from constraints.token_trie import PLACE_MASK, trie_of
 from constraints.vocabulary import Vocabulary
 from constraints.where.contradictions import contradiction, is_plainly_empty
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
@@ -107,7 +107,6 @@ class WhereLanguage:
     """
 
     vocabulary: Vocabulary
-    trie: TokenTrie
     machine: Machine
     counter_grid: CounterGrid
     table: ByteTable
@@ -125,7 +124,9 @@ class WhereLanguage:
     # A search needs nothing but the tables.
 
     def __post_init__(self) -> None:
-        self.transition_cache = TransitionCache(self.trie, self.table, self.counter_grid)
+        self.transition_cache = TransitionCache(
+            trie_of(self.vocabulary), self.table, self.counter_grid
+        )
         ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
         ends[list(self.vocabulary.end_ids)] = True
         self.end_mask = np.packbits(ends, bitorder="little")
@@ -411,22 +412,18 @@ def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
 def compile_where(
     expression: Expression,
     vocabulary: Vocabulary,
-    trie: TokenTrie | None = None,
     *,
     is_plain: bool = False,
 ) -> WhereLanguage:
     """The language of an expression.
 
-    trie:   the vocabulary's; building it takes about half a second for 128 000 tokens
     is_plain: masks bring no white space into a text that the model would not write
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
-    trie = trie or TokenTrie(vocabulary)
     plain_space = PlainSpace.of(vocabulary, expression) if is_plain else None
-    language = _language(expression, vocabulary, trie, plain_space)
+    language = _language(expression, vocabulary, plain_space)
     if language is not None:
         return language
-
     error = contradiction(expression)
     if not alphabet_of(vocabulary).spells_utf8 and not is_plainly_empty(expression):
         what = "the model has no tokens that spell such a text"
@@ -437,7 +434,6 @@ def compile_where(
 def _language(
     expression: Expression,
     vocabulary: Vocabulary,
-    trie: TokenTrie,
     plain_space: PlainSpace | None = None,
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
@@ -448,10 +444,9 @@ def _language(
     by_state = counter_grid.coaccessible(machine)
     if by_state is None:
         return None
-    table = ByteTable.of(machine, utf8, trie.max_token_len)
+    table = ByteTable.of(machine, utf8, trie_of(vocabulary).max_token_len)
     language = WhereLanguage(
         vocabulary=vocabulary,
-        trie=trie,
         machine=machine,
         counter_grid=counter_grid,
         table=table,

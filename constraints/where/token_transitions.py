@@ -83,7 +83,7 @@ class ByteTable:
         inside: which of UTF-8's places. Returns the sources, the targets and the gains.
         """
         # Most bytes lead where others do.
-        after = np.stack([self.utf8.labels[inside], self.utf8.places[inside]], axis=2)
+        after = 1 + np.stack([self.utf8.labels[inside], self.utf8.places[inside]], axis=2)
         keys = after @ np.array([self.utf8.num_places + 1, 1])
         keys += np.arange(len(inside))[:, None] * (int(keys.max(initial=0)) + 1)
         _, first = np.unique(keys, return_index=True)

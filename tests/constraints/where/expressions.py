@@ -16,7 +16,6 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from constraints.matcher import Matcher
-from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.engine import WhereLanguage, compile_where
 from constraints.where.parser import parse
@@ -68,12 +67,11 @@ EXPRESSIONS = tuple(
 )
 
 LARGE = vocabulary_of(TOKENS, (END_ID,))
-LARGE_WALK = TokenTrie(LARGE)
 
 
 def compiled(written: str) -> WhereLanguage:
     """The language of an expression over LARGE."""
-    return compile_where(parse(written), LARGE, LARGE_WALK)
+    return compile_where(parse(written), LARGE)
 
 
 def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.token_trie import trie_of
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import Matches, text
@@ -95,7 +96,7 @@ def test_a_mask_is_quick_where_its_tables_are_there() -> None:
     assert matcher.is_quick(100)
 
     language.transition_cache = TransitionCache(
-        language.trie, language.table, language.counter_grid
+        trie_of(LARGE), language.table, language.counter_grid
     )
     unseen = language.matcher()
     before = unseen.is_quick(100)

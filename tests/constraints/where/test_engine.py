@@ -15,7 +15,7 @@ from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
 from constraints.regex.limits import OutOfReach
 from constraints.spec import Budget, ConstraintSpec, Kind
-from constraints.token_trie import TokenTrie
+from constraints.token_trie import trie_of
 from constraints.vocabulary import Vocabulary
 from constraints.where.engine import WhereLanguage, compile_where
 from constraints.where.evaluate import holds
@@ -27,7 +27,6 @@ from tests.constraints.where.expressions import (
     END_ID,
     EXPRESSIONS,
     LARGE,
-    LARGE_WALK,
     TOKENS,
     compiled,
     expressions,
@@ -108,10 +107,9 @@ def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
 def test_many_places_look_out_as_each_does_by_itself(written: str) -> None:
     language = compiled(written)
     places = range(1, min(language.table.num_places, 200))
-    alone = TransitionCache(LARGE_WALK, language.table, language.counter_grid)
-    together = TransitionCache(LARGE_WALK, language.table, language.counter_grid).transitions_of(
-        places
-    )
+    tables = trie_of(LARGE), language.table, language.counter_grid
+    alone = TransitionCache(*tables)
+    together = TransitionCache(*tables).transitions_of(places)
     for place, transitions in zip(places, together, strict=True):
         wanted = alone.transitions(place)
         for target in np.unique(wanted.targets):
@@ -154,7 +152,7 @@ def test_dropped_phrases_are_told() -> None:
 
 def test_long_outputs_end_in_time() -> None:
     expression = parse('300 <= len(X) < 340 and len(words(X)) < 90 and "fox" in X')
-    language = compile_where(expression, LARGE, LARGE_WALK)
+    language = compile_where(expression, LARGE)
     assert language.knows_distances
     draw = random.Random(1)
     for _ in range(3):
@@ -268,7 +266,7 @@ def test_as_many_as_can_be_written_are_followed_by_our_own_automata(
 ) -> None:
     each = [written.replace("{}", str(index)) for index in range(number)]
     expression = parse(f" {joined_by} ".join(each))
-    language = compile_where(expression, LARGE, LARGE_WALK)
+    language = compile_where(expression, LARGE)
     for text in ("w7", "w7.", "v", "w7.w32", "x"):
         assert accepts(language, text) is holds(expression, text)
 
@@ -312,7 +310,7 @@ def test_masks_are_those_of_the_oracle_whatever_tokens_can_spell(
     vocabulary = vocabulary_of(tokens, (FEW_END_ID,))
     oracle = Oracle(expression, tokens, (FEW_END_ID,))
     try:
-        language = compile_where(expression, vocabulary, TokenTrie(vocabulary))
+        language = compile_where(expression, vocabulary)
     except Contradiction:
         language = None
     assert (language is None) == (oracle.legal([]) == frozenset())

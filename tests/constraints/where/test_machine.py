@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.regex.char_sets import NUM_CODE_POINTS, WHITESPACE, Partition, Utf8, join, utf8_of
-from constraints.token_trie import TokenTrie
+from constraints.token_trie import PLACE_MASK
 from constraints.where.engine import compile_where
 from constraints.where.evaluate import holds
 from constraints.where.machine import Machine, automaton_of, minimised
@@ -74,9 +74,8 @@ def test_equal_states_are_one_and_no_others(
 def test_long_texts_compile_in_a_time_that_grows_with_them() -> None:
     draw = np.random.default_rng(3)
     texts = ["".join(map(chr, draw.integers(97, 123, 1500))) for _ in range(3)]
-    trie = TokenTrie(byte_vocabulary())
     began = thread_time()
-    matcher = compile_where(OneOf(tuple(texts)), byte_vocabulary(), trie).matcher()
+    matcher = compile_where(OneOf(tuple(texts)), byte_vocabulary()).matcher()
     assert thread_time() - began < 4  # 1 s on an idle core; going through all states for each 8 s
     assert matcher.num_legal(list(texts[1].encode())) == 1500
 
@@ -107,6 +106,24 @@ def test_what_is_told_of_bytes_is_what_each_of_them_does(written: str) -> None:
             if not alive:
                 break
             packed, counts = after[draw.choice(alive)]
+
+
+@pytest.mark.parametrize("written", ["len(words(X)) <= 2", r'regex(X, r"\w{3}")', 'X == "日本"'])
+def test_inside_of_characters_no_step_of_a_byte_is_missing(written: str) -> None:
+    table = compiled(written).table
+    inside = table.utf8.num_places
+    sources, targets, gains = table.steps_inside(np.arange(1, inside))
+    entries = table.entries.reshape(-1, table.width)
+    wanted = {
+        (place, int(table.targets(entry)), tuple(table.gains_of(int(entry))))
+        for place in range(len(entries))
+        for entry in entries[place]
+        if place % inside and entry & PLACE_MASK
+    }
+    assert (
+        set(zip(sources.tolist(), targets.tolist(), map(tuple, gains.tolist()), strict=True))
+        == wanted
+    )
 
 
 def test_several_bytes_read_at_once_lead_where_they_do_one_by_one() -> None:

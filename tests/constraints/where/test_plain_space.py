@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from constraints.errors import Contradiction
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
-from constraints.token_trie import TokenTrie
 from constraints.where.engine import WhereLanguage, WhereMatcher, compile_where
 from constraints.where.parser import parse
 from constraints.where.plain_space import CONTROL_SPACE, SPACE
@@ -19,7 +18,6 @@ from tests.constraints.where.expressions import (
     END_ID,
     EXPRESSIONS,
     LARGE,
-    LARGE_WALK,
     TOKENS,
     expressions,
     follow,
@@ -31,7 +29,6 @@ from tests.hypothesis_profiles import fewer_examples
 WORDS = [each for each in EXPRESSIONS if "words" in each]
 SMALL_TOKENS = (b"a", b"b", b" ", b" a", b".", b"\n", b"\x1c", b"\xc2", b"\x85", b"\xa0", b"1", b"")
 SMALL = vocabulary_of(SMALL_TOKENS, (11,))
-SMALL_WALK = TokenTrie(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +39,7 @@ SMALL_WALK = TokenTrie(SMALL)
     ],
 )
 def test_plain_masks_are_those_of_the_oracle(written: str) -> None:
-    language = compile_where(parse(written), LARGE, LARGE_WALK, is_plain=True)
+    language = compile_where(parse(written), LARGE, is_plain=True)
     oracle = PlainOracle(parse(written), TOKENS, (END_ID,))
     draw = random.Random(written)
     for max_len in (None, 5):
@@ -57,7 +54,7 @@ def test_plain_masks_of_random_expressions_are_those_of_the_oracle(
 ) -> None:
     oracle = PlainOracle(expression, SMALL_TOKENS, (11,))
     try:
-        language = compile_where(expression, SMALL, SMALL_WALK, is_plain=True)
+        language = compile_where(expression, SMALL, is_plain=True)
     except Contradiction:
         return
     if oracle.legal([]):  # else no plain text satisfies it
