@@ -26,6 +26,8 @@ from constraints.regex.syntax import (
     Empty,
     Pattern,
     Repeat,
+    concat,
+    options_of,
 )
 
 _MAX_LIVE_STATES = 200
@@ -120,16 +122,8 @@ class _Edges:
 def _sequence(*parts: _Part) -> _Part:
     patterns: list[Pattern] = []
     for part in parts:
-        match part.pattern:
-            case Concat(inner):
-                patterns.extend(inner)
-            case Empty():
-                pass
-            case _:
-                patterns.append(part.pattern)
-    size = sum(part.size for part in parts)
-    whole = Concat(tuple(patterns)) if len(patterns) > 1 else [*patterns, EMPTY][0]
-    return _Part(whole, size)
+        patterns += part.pattern.parts if isinstance(part.pattern, Concat) else (part.pattern,)
+    return _Part(concat(patterns), sum(part.size for part in parts))
 
 
 def _either(one: _Part, other: _Part) -> _Part:
@@ -140,11 +134,8 @@ def _either(one: _Part, other: _Part) -> _Part:
             return _Part(Repeat(other.pattern, 0, 1), other.size)
         case _, Empty():
             return _Part(Repeat(one.pattern, 0, 1), one.size)
-    return _Part(Choice((*_options(one.pattern), *_options(other.pattern))), one.size + other.size)
-
-
-def _options(pattern: Pattern) -> tuple[Pattern, ...]:
-    return pattern.options if isinstance(pattern, Choice) else (pattern,)
+    either = Choice((*options_of(one.pattern), *options_of(other.pattern)))
+    return _Part(either, one.size + other.size)
 
 
 def _sets(automaton: Automaton) -> list[list[tuple[int, int]]]:
@@ -165,22 +156,7 @@ _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 def conjuncts(pattern: str) -> list[str]:
     """Patterns that are all found where this one is: its leading look-aheads, and the rest."""
-    ahead, rest = _leading(pattern)
-    found = [f"^(?{sign}{inner})" if sign == "!" else f"^(?:{inner})" for sign, inner in ahead]
-    return [*found, rest] if rest != "^" or not found else found
-
-
-def opposites(pattern: str) -> list[str]:
-    """Patterns of which at least one is found where this one is not."""
-    ahead, rest = _leading(pattern)
-    missed = [inner if sign == "!" else f"(?!{inner})" for sign, inner in ahead]
-    found = [f"^(?:{each})" for each in missed]
-    return [*found, rf"^(?![\s\S]*(?:{rest}))"] if rest != "^" or not found else found
-
-
-def _leading(pattern: str) -> tuple[list[tuple[str, str]], str]:
-    """The leading look-aheads, `=` or `!` with what is inside, and the pattern without them."""
-    found = []
+    found: list[str] = []
     rest = 1
     opened = depth = 0
     for token in _TOKEN.finditer(pattern, rest):
@@ -189,13 +165,20 @@ def _leading(pattern: str) -> tuple[list[tuple[str, str]], str]:
             depth += 1
         elif token[0] == ")":
             depth -= 1
-            if depth == 0 and opened == rest and pattern[rest : rest + 3] in ("(?=", "(?!"):
-                found.append((pattern[rest + 2], pattern[rest + 3 : token.start()]))
+            if depth == 0 and opened == rest and pattern.startswith(("(?=", "(?!"), rest):
+                kind = ":" if pattern[rest + 2] == "=" else "!"
+                found.append(f"^(?{kind}{pattern[rest + 3 : token.start()]})")
                 rest = token.end()
         elif token[0] == "|" and depth == 0:
-            return [], pattern
-    is_split = pattern.startswith("^") and not pattern.startswith(("*", "+", "?", "{"), rest)
-    return (found, f"^{pattern[rest:]}") if is_split else ([], pattern)
+            return [pattern]
+    if not found or not pattern.startswith("^") or pattern[rest : rest + 1] in tuple("*+?{"):
+        return [pattern]
+    return [*found, f"^{pattern[rest:]}"] if pattern[rest:] else found
+
+
+def opposite(pattern: str) -> str:
+    """A pattern that is found where this one is not."""
+    return rf"^(?![\s\S]*(?:{pattern}))"
 
 
 def looks_around(pattern: str) -> bool:
@@ -209,9 +192,5 @@ def without_look_around(pattern: Pattern) -> Pattern | None:
 
     Raises OutOfReach, NotEnforced.
     """
-    return pattern_of(automaton_of(around(pattern), _MAX_STATES))
-
-
-def around(pattern: Pattern) -> Pattern:
-    """A pattern of the texts in which this one is found."""
-    return Concat((Repeat(ANY, 0, None), pattern, Repeat(ANY, 0, None)))
+    whole = Concat((Repeat(ANY, 0, None), pattern, Repeat(ANY, 0, None)))
+    return pattern_of(automaton_of(whole, _MAX_STATES))

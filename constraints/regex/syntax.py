@@ -150,6 +150,11 @@ def choice(options: Iterable[Pattern]) -> Pattern:
     return kept[0] if len(kept) == 1 else Choice(kept)
 
 
+def options_of(pattern: Pattern) -> tuple[Pattern, ...]:
+    """Patterns of which one matches."""
+    return pattern.options if isinstance(pattern, Choice) else (pattern,)
+
+
 def has_looks(pattern: Pattern) -> bool:
     """Whether there is anything in it that the engine cannot follow."""
     is_look = isinstance(pattern, Look | Anchor)

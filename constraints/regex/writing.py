@@ -30,6 +30,7 @@ from constraints.regex.syntax import (
     has,
     has_looks,
     mapped,
+    options_of,
     parse,
     written_set,
 )
@@ -86,7 +87,7 @@ def translate(pattern: str) -> str:
 
 def matching(pattern: str) -> Pattern:
     """A pattern of the texts that Python's pattern matches as a whole. Raises Malformed."""
-    options = _options(parse(pattern, Dialect.PYTHON))
+    options = options_of(parse(pattern, Dialect.PYTHON))
     return choice(_without_edges(option)[2] for option in options)
 
 
@@ -124,7 +125,7 @@ def searching(pattern: str) -> Pattern | None:
 
 def _searched(pattern: str) -> list[Pattern]:
     whole: list[Pattern] = []
-    for option in _options(parse(pattern, Dialect.ECMA)):
+    for option in options_of(parse(pattern, Dialect.ECMA)):
         is_started, is_ended, inner = _without_edges(option)
         before = () if is_started else (_ANY_TEXT,)
         after = () if is_ended else (_ANY_TEXT,)
@@ -139,11 +140,6 @@ def _searched(pattern: str) -> list[Pattern]:
         if found is not None:
             whole.append(found)
     return whole
-
-
-def _options(pattern: Pattern) -> tuple[Pattern, ...]:
-    """Patterns of which one matches; the anchors of most stand at their edges."""
-    return pattern.options if isinstance(pattern, Choice) else (pattern,)
 
 
 def _without_edges(pattern: Pattern) -> tuple[bool, bool, Pattern]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
 from constraints.errors import Malformed, NotEnforced
-from constraints.regex.look_around import opposites
+from constraints.regex.look_around import opposite
 from constraints.regex.writing import searching
 from constraints.schema.disjoint import OVERLAPPING, Pairs
 from constraints.schema.keywords import is_annotation
@@ -65,7 +65,7 @@ class _Negation:
             case "const" | "enum":
                 return _not_values([value] if keyword == "const" else value)
             case "pattern":
-                return _either({"type": "string", "pattern": each} for each in _opposites(value))
+                return {"type": "string", "pattern": _opposite(value)}
             case "required":
                 return _either({"type": "object", "properties": {name: False}} for name in value)
             case "properties":
@@ -170,12 +170,11 @@ def _ranges_besides(numbers: Sequence[float]) -> list[Json]:
     ]
 
 
-def _opposites(pattern: str) -> list[str]:
-    """Patterns of which at least one is found where this one is not."""
-    found = opposites(pattern)
+def _opposite(pattern: str) -> str:
+    """A pattern that is found where this one is not."""
+    found = opposite(pattern)
     try:
-        for each in found:
-            searching(each)
+        searching(found)
     except (Malformed, NotEnforced):
         raise NoNegation("pattern") from None
     return found

@@ -12,7 +12,7 @@ from constraints.errors import NotEnforced
 from constraints.regex.char_sets import Partition
 from constraints.regex.dfa import Automaton
 from constraints.regex.limits import OutOfReach
-from constraints.regex.look_around import conjuncts, opposites, pattern_of
+from constraints.regex.look_around import conjuncts, pattern_of
 from constraints.regex.syntax import Pattern
 from constraints.regex.writing import searching, written
 from tests.constraints.cases import byte_vocabulary
@@ -67,11 +67,6 @@ def test_the_opposite_is_found_where_the_pattern_is_not(pattern: str) -> None:
 )
 def test_leading_look_aheads_are_patterns_of_their_own(pattern: str, parts: list[str]) -> None:
     assert conjuncts(pattern) == parts
-
-
-def test_the_opposite_of_what_must_not_lie_ahead_is_that_it_does() -> None:
-    assert opposites("^(?!a)(?=c)b") == ["^(?:a)", "^(?:(?!c))", r"^(?![\s\S]*(?:^b))"]
-    assert opposites("^(?!a)|(b)") == [r"^(?![\s\S]*(?:^(?!a)|(b)))"]
 
 
 def test_an_automaton_that_is_too_large_is_refused_as_before() -> None:
