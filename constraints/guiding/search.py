@@ -128,6 +128,7 @@ class _Dive:
             self._first_legal(closers)
             or self._first_legal(() if begun or is_key else _SIMPLE)
             or self._hint(begun)
+            or self._first_legal((b"-",) if begun.endswith((b"e", b"E")) else ())
             or self._first_legal((*_LIKED[turn:], *_LIKED[:turn]))
             or self._any_legal()
         )
