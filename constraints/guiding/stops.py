@@ -296,9 +296,23 @@ class StoppedMatcher:
         if found is not None and completes(self, self._vocabulary, found):
             return found
         bytewise = None if self._barred else self.bytewise()
-        return shortest_completion(
-            self, self._vocabulary, max_len, tails, bytewise=bytewise, num_failed=num_failed
-        )
+        lengths = [max_len]
+        if found is not None and bytewise is None:
+            # Masks that know distances lead directly to a text that is not much longer.
+            near = (len(found), len(found) + 2, 2 * len(found) + 8)
+            lengths = [*(length for length in near if length < max_len), max_len]
+        for length in lengths:
+            other = shortest_completion(
+                self,
+                self._vocabulary,
+                length,
+                tails,
+                bytewise=bytewise,
+                num_failed=num_failed,
+            )
+            if other is not None:
+                return other
+        return None
 
     def bytewise(self) -> "StoppedMatcher | None":
         """A matcher over single bytes at the same place, if the language has one."""

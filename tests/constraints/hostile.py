@@ -34,10 +34,10 @@ def hostile() -> list[Hostile]:
     ][:NUM_HOSTILE]
 
 
-# A grammar whose beginning is harmless: "x" will do. On any other way the engine's expressions
-# multiply with every letter, and after some twenty of them it gives up.
-BLOWS_UP_LATER = ConstraintSpec(Kind.REGEX, "x|(((a|b|ab|ba){1,50}c?){1,50}d?){1,50}")
-BLOWS_UP_ON = "ab" * 50
+# A grammar whose beginning is harmless: "x" will do. Behind "y" the engine's expressions multiply
+# with every letter, and after some twenty of them it gives up.
+BLOWS_UP_LATER = ConstraintSpec(Kind.REGEX, "x|y(((a|b|ab|ba){1,50}c?){1,50}d?){1,50}")
+BLOWS_UP_ON = "y" + "ab" * 50
 
 
 def _regex(pattern: str) -> ConstraintSpec:

@@ -38,6 +38,12 @@ def test_a_refusal_is_remembered() -> None:
         assert compiler.is_cached(spec)
 
 
+@pytest.mark.parametrize("pattern", ["((a{1,50}){1,50}){1,50}", "(((a|b|ab){1,50}c?){1,50}){1,50}"])
+def test_counts_that_multiply_are_refused_before_an_output_breaks(pattern: str) -> None:
+    with pytest.raises(TooComplex, match="counted repetitions are within others"):
+        Compiler(demo_vocabulary()).compile(ConstraintSpec(Kind.REGEX, pattern))
+
+
 def test_the_least_recently_used_is_forgotten() -> None:
     compiler = Compiler(byte_vocabulary(), max_bytes=MIB * 2 // 5)
     specs = [ConstraintSpec(Kind.REGEX, letter) for letter in "abc"]
@@ -102,7 +108,7 @@ MORE = {
     "lenient": ConstraintSpec(Kind.JSON_SCHEMA, LENIENT, lenient=True),
     "gbnf": ConstraintSpec(Kind.GBNF, 'root ::= "a" [0-9]+ | "b" root'),
     "runs on": ConstraintSpec(Kind.LARK, 'start: "a"+ "b"'),
-    "where, beyond automata": ConstraintSpec(Kind.WHERE, 'regex(X, r"((a{1,30}){1,30}){1,30}")'),
+    "where, beyond automata": ConstraintSpec(Kind.WHERE, 'regex(X, r"((a{1,30}b){1,30}c){1,30}")'),
 }
 
 

@@ -27,7 +27,7 @@ from constraints.where.terms import (
     StartsWith,
     text,
 )
-from tests.constraints.cases import byte_vocabulary, language_of
+from tests.constraints.cases import byte_vocabulary, demo_vocabulary, language_of
 
 BYTES = byte_vocabulary()
 WORDS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4, unique=True)
@@ -112,6 +112,17 @@ def test_a_text_that_ends_with_a_string_is_found_at_once(kept: bool) -> None:
     language = language_of(ConstraintSpec(Kind.WHERE, 'ends_with(X, "a.") and len(X) > 8'), BYTES)
     output_state = OutputConstraintState(language, BYTES, Budget(9), StopRule((".",), kept))
     assert output_state.needed_len <= 9
+
+
+def test_a_text_without_the_strings_is_found_near_the_shortest() -> None:
+    spec = ConstraintSpec(
+        Kind.WHERE, 'not stops_at(X, "a.", "aab", "ä") and stops_before(X, "aab", "1", " a")'
+    )
+    vocabulary = demo_vocabulary()
+    output_state = OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, Budget(30), StopRule(("b", "."))
+    )
+    assert output_state.needed_len <= 10
 
 
 @given(
