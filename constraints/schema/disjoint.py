@@ -20,7 +20,16 @@ OVERLAPPING = (
 # Pairs of options, by their indices; the first one is the smaller.
 Pairs: TypeAlias = frozenset[tuple[int, int]]
 
-_ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
+_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+_ALL_TYPES = frozenset(_TYPES.values())
 _MAX_DEPTH = 5
 # The most options of a `oneOf` that are compared.
 _MAX_OPTIONS = 200
@@ -127,25 +136,10 @@ def types_of(schema: Json) -> frozenset[str]:
     """The types that a schema's own keywords allow; an integer is a number."""
     values = values_of(schema)
     if values is not None:
-        return frozenset(_type_of(value) for value in values)
+        return frozenset(_TYPES[type(value)] for value in values)
     types = schema.get("type", _ALL_TYPES)
     names = {types} if isinstance(types, str) else set(types)
     return frozenset("number" if name == "integer" else name for name in names)
-
-
-def _type_of(value: Json) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
 
 
 def values_of(schema: Json) -> list[Json] | None:
