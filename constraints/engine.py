@@ -37,7 +37,7 @@ from constraints.errors import (
 )
 from constraints.guiding.alphabet import alphabet_of, as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
-from constraints.guiding.search import MAX_TRIES, dive, shortest_completion
+from constraints.guiding.search import MAX_FIRST_TRIES, MAX_TRIES, dive, shortest_completion
 from constraints.matcher import Language
 from constraints.spec import Translation
 from constraints.vocabulary import Vocabulary, first_bytes_of
@@ -428,7 +428,8 @@ class GrammarMatcher:
             # The engine for searches is compiled later.
             before = text_of(tuple(self._made), language.vocabulary)
             try:
-                found = dive(self, language.vocabulary, max_len, hints, before, self._max_tries)
+                max_tries = self._max_tries if self._made else MAX_FIRST_TRIES
+                found = dive(self, language.vocabulary, max_len, hints, before, max_tries)
                 if found is not None:
                     return found
             except EngineFailed as error:

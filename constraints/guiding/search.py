@@ -34,8 +34,10 @@ from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
 # The most texts that a dive tries, and what it takes without a choice; some 20 us each.
 MAX_TRIES = 3_000
-# Of the texts that it tries, all together.
-_MAX_TRIED_LEN = 100_000
+# Before the first token, where no step waits: answers of a thousand tokens.
+MAX_FIRST_TRIES = 30_000
+# Of the texts that it tries, all together, for each of them.
+_MAX_TRIED_LEN = 33
 _JSON_CLOSERS = (b"}", b"]")
 _SIMPLE = (b"0", b"null", b"true", b'""', b"[]", b"{}")
 _SIMPLE_ITEMS = tuple(each + b"," for each in _SIMPLE)
@@ -85,6 +87,7 @@ class _Dive:
         self._vocabulary = vocabulary
         self._hints = hints
         self._num_left = max_tries
+        self._max_tried_len = _MAX_TRIED_LEN * max_tries
         self._next_hint = 0
         self._num_taken: Counter[int] = Counter()
         self._tried_len = 0
@@ -152,7 +155,7 @@ class _Dive:
         for text in texts:
             self._num_left -= 1
             self._tried_len += len(text)
-            if self._num_left < 0 or self._tried_len > _MAX_TRIED_LEN:
+            if self._num_left < 0 or self._tried_len > self._max_tried_len:
                 return ()
             if text not in self._spelled:
                 self._spelled[text] = spelled(text, self._vocabulary)
@@ -162,7 +165,7 @@ class _Dive:
         return ()
 
     def _any_legal(self) -> KnownCompletion:
-        if self._tried_len > _MAX_TRIED_LEN:
+        if self._tried_len > self._max_tried_len:
             return ()
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self._matcher.fill_mask(row)

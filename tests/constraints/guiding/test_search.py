@@ -346,3 +346,17 @@ def test_a_schema_that_is_made_to_take_long_takes_little_time(name: str) -> None
 def test_a_grammar_without_a_lexer_is_met_in_a_tight_budget() -> None:
     gbnf = 'root ::= "{" [^}]* [0-9][0-9][0-9] "}"\n'
     assert re.fullmatch("{[^}]*[0-9]{3}}", drawn_tightly(ConstraintSpec(Kind.GBNF, gbnf), 2))
+
+
+def test_of_many_keys_only_the_required_ones_are_written() -> None:
+    names = [f"k{index}" for index in range(500)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in names},
+        "required": names[::9],
+    }
+    vocabulary = demo_vocabulary()
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
+    found = language_of(spec, vocabulary).matcher().shortest(_ANY_LEN)
+    assert found is not None
+    assert list(json.loads(bytes_of(found, vocabulary))) == names[::9]
