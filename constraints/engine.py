@@ -430,6 +430,8 @@ class GrammarMatcher:
             try:
                 max_tries = self._max_tries if self._made else MAX_FIRST_TRIES
                 found = dive(self, language.vocabulary, max_len, hints, before, max_tries)
+                if found is None and not self._made:
+                    found = dive(self, language.vocabulary, max_len, hints, prefers_hints=True)
                 if found is not None:
                     return found
             except EngineFailed as error:

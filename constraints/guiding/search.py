@@ -59,14 +59,17 @@ def dive(
     hints: Sequence[bytes],
     before: bytes = b"",
     max_tries: int = MAX_TRIES,
+    *,
+    prefers_hints: bool = False,
 ) -> KnownCompletion | None:
     """Tokens that complete the text, at most `max_len`; None: none found this way.
 
     before: the text so far
+    prefers_hints: takes them before simple values, as for items that have to be among others
     Raises EngineFailed where the engine cannot follow it.
     """
     try:
-        made = _Dive(matcher.fork(), vocabulary, hints, max_tries).to_the_end(before)
+        made = _Dive(matcher.fork(), vocabulary, hints, max_tries, prefers_hints).to_the_end(before)
     except IllegalToken:
         return None
     if made is None:
@@ -81,8 +84,14 @@ class _Dive:
     """One dive; takes the matcher along."""
 
     def __init__(
-        self, matcher: Matcher, vocabulary: Vocabulary, hints: Sequence[bytes], max_tries: int
+        self,
+        matcher: Matcher,
+        vocabulary: Vocabulary,
+        hints: Sequence[bytes],
+        max_tries: int,
+        prefers_hints: bool,
     ) -> None:
+        self._prefers_hints = prefers_hints
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._hints = hints
@@ -129,6 +138,7 @@ class _Dive:
         turn = max(0, len(begun) - 1) % len(_LIKED)
         return (
             self._first_legal(closers)
+            or (self._hint(begun) if self._prefers_hints else ())
             or self._first_legal(() if begun or is_key else _SIMPLE)
             or self._hint(begun)
             or self._first_legal((b"-",) if begun.endswith((b"e", b"E")) else ())

@@ -360,3 +360,14 @@ def test_of_many_keys_only_the_required_ones_are_written() -> None:
     found = language_of(spec, vocabulary).matcher().shortest(_ANY_LEN)
     assert found is not None
     assert list(json.loads(bytes_of(found, vocabulary))) == names[::9]
+
+
+def test_items_that_have_to_be_among_others_are_found() -> None:
+    item = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+    wanted = {"type": "object", "properties": {"id": {"const": 7}}, "required": ["id"]}
+    schema = {"type": "array", "items": item, "contains": wanted, "minContains": 2}
+    vocabulary = demo_vocabulary()
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
+    found = language_of(spec, vocabulary).matcher().shortest(_ANY_LEN)
+    assert found is not None
+    assert json.loads(bytes_of(found, vocabulary)) == [{"id": 7}, {"id": 7}]
