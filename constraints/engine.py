@@ -428,7 +428,9 @@ class GrammarMatcher:
             # The engine for searches is compiled later.
             before = text_of(tuple(self._made), language.vocabulary)
             try:
-                max_tries = self._max_tries if self._made else MAX_FIRST_TRIES
+                # What is watched takes longer to try.
+                is_quick = not self._made and not language.watch
+                max_tries = MAX_FIRST_TRIES if is_quick else self._max_tries
                 found = dive(self, language.vocabulary, max_len, hints, before, max_tries)
                 if found is None and not self._made:
                     found = dive(self, language.vocabulary, max_len, hints, prefers_hints=True)
