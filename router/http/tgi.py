@@ -618,9 +618,9 @@ class TgiRoutes:
             record, with_details=with_details, prefix=body.prefix, thought=thought
         )
         headers = stream_headers(self._info, len(body.inputs))
-        told = frames if record.moving is None else record.moving.around(frames)
+        written = frames if record.moving is None else record.moving.around(frames)
         events = _LateEvents(partial(self._submit, record, body))
-        return EventStream([events], told, headers)
+        return EventStream([events], written, headers)
 
     async def _submit(self, record: RequestRecord, body: GenerateBody) -> Accepted:
         parameters = body.chosen

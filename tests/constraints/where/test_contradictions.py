@@ -1,4 +1,4 @@
-"""Contradictions are found and never invented, and the parts are told that exclude each other."""
+"""Contradictions are found and never invented, and the parts that exclude each other are named."""
 
 import time
 

@@ -161,13 +161,16 @@ class Pushed:
         self.is_closed = True
 
 
+async def send(source: Pushed, wire: Wire, parts: Parts) -> None:
+    stream = EventStream([source], Words(), {})
+    await stream({"type": "http", PART_WRITER: parts}, wire.receive, wire.send)
+
+
 async def test_a_burst_is_written_at_once_while_the_client_keeps_up() -> None:
     wire = Wire()
     parts = Parts()
     source = Pushed()
-    stream = EventStream([source], Words(), {})
-    scope = {"type": "http", PART_WRITER: parts}
-    sending = asyncio.ensure_future(stream(scope, wire.receive, wire.send))
+    sending = asyncio.ensure_future(send(source, wire, parts))
     await source.add(["a"])
     await source.add(["b", "c"])
     await source.add([""])
@@ -188,9 +191,7 @@ async def test_a_burst_waits_behind_one_that_waits_for_the_client() -> None:
     wire = Wire()
     parts = Parts()
     source = Pushed()
-    stream = EventStream([source], Words(), {})
-    scope = {"type": "http", PART_WRITER: parts}
-    sending = asyncio.ensure_future(stream(scope, wire.receive, wire.send))
+    sending = asyncio.ensure_future(send(source, wire, parts))
     await source.add([""])
     wire.may_send.clear()
     source.unread.put_nowait(["a"])
