@@ -766,7 +766,6 @@ def test_a_hybrids_prompt_waits_for_its_mask_and_its_tokens_do_not(hybrid: Shard
     for each in (driver, undisturbed):
         each.add(1, PROMPT, 6, sampling=HOT, constraint=FAULTY)
         each.add(2, PROMPT, 30, sampling=HOT)
-    assert driver.step().mask_wait_ns > 80_000_000
     driver.run()
     undisturbed.run()
     first, *others = driver.requests[1].generations

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -98,3 +99,9 @@ async def served(
     """A whole router that listens; gives its port."""
     async with housing(shard, **house) as built, listening(built.app, rules) as port:
         yield built, port
+
+
+def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged, apart from events that gRPC's poller has left for an earlier test's loop."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if "PollerCompletionQueue" not in line]

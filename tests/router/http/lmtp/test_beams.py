@@ -14,7 +14,7 @@ from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import Message, Talk, served, talking
+from tests.router.http.lmtp.talking import Message, Talk, complaints, served, talking
 from tests.router.rig import settled
 
 PROMPT = "Once"
@@ -382,4 +382,4 @@ async def test_the_longest_trace_is_scored(
 
     assert (messages[-1][0], messages[-1][1]["finish_reason"]) == ("DONE", "complete")
     assert [isinstance(each["score"], float) for each in messages[-1][1]["ended"]] == [True]
-    assert caplog.records == []
+    assert complaints(caplog) == []

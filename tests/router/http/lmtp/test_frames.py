@@ -13,7 +13,7 @@ from router.http.lmtp.frames import SocketClose, read_frame
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import Talk, served, talking
+from tests.router.http.lmtp.talking import Talk, complaints, served, talking
 from tests.router.rig import settled
 
 ONCE = byte_ids("Once")
@@ -350,7 +350,7 @@ async def survive(seed: int, num_messages: int, caplog: pytest.LogCaptureFixture
             messages = await talk.ask("GENERATE", prompt=[3, 4], max_tokens=2)
         assert messages[-1][1]["finish_reason"] == "length"
         assert house.rig.metrics.socket_streams.value() == 0
-    assert [record.getMessage() for record in caplog.records] == []
+    assert complaints(caplog) == []
     return num_sockets
 
 

@@ -23,7 +23,7 @@ from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fake_script import letters
 from tests.fakes import FakeShard, serving
 from tests.router.http.harness import open_request
-from tests.router.http.lmtp.talking import Message, served, talking
+from tests.router.http.lmtp.talking import Message, complaints, served, talking
 from tests.router.process import RouterProcess, serving_http
 from tests.router.rig import settled
 
@@ -180,7 +180,7 @@ async def test_clients_that_leave_at_the_door_are_no_bug(caplog: pytest.LogCaptu
         await asyncio.sleep(0.1)
         assert house.rig.metrics.sockets.value() == 0
 
-    assert [record.getMessage() for record in caplog.records] == []
+    assert complaints(caplog) == []
 
 
 KEYS = ("sk-first",)
