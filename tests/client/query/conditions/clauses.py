@@ -3,13 +3,15 @@
 term(clause)                 what reading makes of the text
 holds(clause, holes)         whether it holds: evaluated as it is written, over ten lines of
                              plain Python, with nothing of the planner or of the server's language
-Conditions                   draws clauses around texts of holes (witnesses) that satisfy most of
+Clauses                      draws clauses around values of holes (witnesses) that satisfy most of
                              them: what the witnesses do not satisfy is mostly turned around
+KINDS                        what may stand behind a hole's colon
 random_program               whole programs, with what they ask of a run
 admits(plan, text, ...)      whether a plan lets a server write this text, by what is asked for
 """
 
 import builtins
+import decimal
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,61 +42,28 @@ def term(clause: str, holes: Iterable[str] = "XYZ", **values: object) -> Term:
 
 
 class Text(str):
-    """A hole's text and how many tokens it has."""
+    """A hole's text and how many tokens it has: one for each two characters, if not told."""
 
-    num_tokens: int = 0
+    num_tokens: int
 
-    @classmethod
-    def of(cls, text: str, num_tokens: int = 0) -> "Text":
-        made = cls(text)
-        made.num_tokens = num_tokens
+    def __new__(cls, text: str, num_tokens: int | None = None) -> "Text":
+        made = super().__new__(cls, text)
+        made.num_tokens = (len(text) + 1) // 2 if num_tokens is None else num_tokens
         return made
 
 
-@dataclass(frozen=True)
-class _Value:
-    """What `int(X)` is: a condition, and a number that compares with nothing if there is none."""
-
-    number: Decimal | None
+class _Number(Decimal):
+    """What `int(X)` is: a condition, and a number; NaN, which compares with nothing, if none."""
 
     def __bool__(self) -> bool:
-        return self.number is not None
-
-    def _related(self, holds: Callable[[Decimal], bool]) -> bool:
-        return self.number is not None and holds(self.number)
-
-    def __lt__(self, other: object) -> bool:
-        return self._related(lambda number: number < _exact(other))
-
-    def __le__(self, other: object) -> bool:
-        return self._related(lambda number: number <= _exact(other))
-
-    def __gt__(self, other: object) -> bool:
-        return self._related(lambda number: number > _exact(other))
-
-    def __ge__(self, other: object) -> bool:
-        return self._related(lambda number: number >= _exact(other))
-
-    def __eq__(self, other: object) -> bool:
-        return self._related(lambda number: number == _exact(other))
+        return not self.is_nan()
 
     def __ne__(self, other: object) -> bool:
-        return self._related(lambda number: number != _exact(other))
+        return bool(self) and super().__ne__(other)
 
-
-def _exact(number: object) -> Decimal:
-    if isinstance(number, _Value):
-        assert number.number is not None
-        return number.number
-    return Decimal(str(number))
-
-
-def _number(pattern: str) -> Callable[[object], _Value]:
-    def number(about: object) -> _Value:
-        text = str(about)
-        return _Value(Decimal(text) if re.fullmatch(pattern, text) else None)
-
-    return number
+    @classmethod
+    def reader(cls, pattern: str) -> "Callable[[object], _Number]":
+        return lambda text: cls(str(text) if re.fullmatch(pattern, str(text)) else "NaN")
 
 
 def _phrases(phrases: tuple[object, ...]) -> tuple[str, ...]:
@@ -108,8 +77,8 @@ _OPERATORS: dict[str, object] = {
     "sentences": lambda text: re.findall(r"[^.]*\.|[^.]+", text),
     "tokens": lambda text: range(text.num_tokens),
     "characters": list,
-    "int": _number(r"-?[0-9]+"),
-    "float": _number(r"-?[0-9]+(\.[0-9]+)?"),
+    "int": _Number.reader(r"-?[0-9]+"),
+    "float": _Number.reader(r"-?[0-9]+(\.[0-9]+)?"),
     "regex": lambda text, pattern: re.fullmatch(pattern, text) is not None,
     "starts_with": lambda text, *phrases: text.startswith(_phrases(phrases)),
     "ends_with": lambda text, *phrases: text.endswith(_phrases(phrases)),
@@ -120,11 +89,12 @@ _OPERATORS: dict[str, object] = {
 }
 
 
-def holds(clause: str, holes: Mapping[str, object], **values: object) -> bool:
+def holds(clause: str, holes: Mapping[str, object]) -> bool:
     """Whether the clause holds where each hole has this value: a Text, or a number."""
     capitals = {name.upper(): function for name, function in _OPERATORS.items()}
-    known = {**vars(builtins), **_OPERATORS, **capitals, **values, **holes}
-    return bool(eval(clause, {"__builtins__": {}}, known))
+    known = {**vars(builtins), **_OPERATORS, **capitals, **holes}
+    with decimal.localcontext(traps=[]):
+        return bool(eval(clause, {"__builtins__": {}}, known))
 
 
 RELATIONS = ("<", "<=", "==", "!=", ">=", ">")
@@ -152,347 +122,235 @@ _OPAQUE = (
     "{X}[:1] != ' '",
     "sum(map(ord, {X})) % 3 > 0",
 )
+_BETWEEN = (
+    "{X} != {Y}",
+    "{X} == {Y}",
+    "len({X}) {r} len({Y})",
+    "len({X}) {r} len({Y}) + 2",
+    "len(words({X})) {r} len(words({Y}))",
+    "{X} in {Y}.split()",
+    "{X} in {Y}",
+    "{Y} in {X}",
+    "{Y} not in {X}",
+    "starts_with({X}, {Y})",
+    "ends_with({Y}, {X})",
+)
+_TRUTHS = ("{X}", "{X} is True", "{X} == False", "{X} != True", "{X} in [True]")
 
 
 def random_text(random: Random, max_words: int = 4) -> str:
     """A short text of few words."""
-    text = ""
-    for _ in range(random.randrange(max_words + 1)):
-        text += random.choice(_WORDS) + random.choice(_JOINTS)
-    return text
+    num_words = random.randrange(max_words + 1)
+    return "".join(random.choice(_WORDS) + random.choice(_JOINTS) for _ in range(num_words))
 
 
-class Conditions:
-    """Draws conditions over holes with these witnesses.
+class Clauses:
+    """Draws conditions over holes with these witnesses: texts, numbers and truths.
 
     checks: whether a part may be Python's own, which a server cannot keep
     """
 
-    def __init__(self, random: Random, witnesses: dict[str, Text], *, checks: bool = True) -> None:
+    def __init__(
+        self, random: Random, witnesses: Mapping[str, object], *, checks: bool = True
+    ) -> None:
         self._random = random
         self._witnesses = witnesses
         self._checks = checks
 
-    def clause(self, name: str, others: Sequence[str] = (), num_parts: int = 3) -> str:
+    def about(self, name: str, others: Iterable[str] = ()) -> str:
         """A conjunction about the hole `name`, some parts of it about the others too."""
-        parts = [self._part(name, others, 2) for _ in range(self._random.randint(1, num_parts))]
-        if self._random.random() < 0.3:
-            parts.append(self._stop(name))
+        parts = [self._part(name, tuple(others), 2) for _ in range(self._random.randint(1, 3))]
+        if isinstance(self._witnesses[name], Text) and self._random.random() < 0.3:
+            operator = self._random.choice(("stops_at", "stops_before", "STOPS_AT"))
+            phrases = self._random.sample([".", "\n", "so", "ab", "!"], self._random.randint(1, 2))
+            parts.append(f"{operator}({name}, {', '.join(map(repr, phrases))})")
         self._random.shuffle(parts)
         return " and ".join(parts)
 
     def _part(self, name: str, others: Sequence[str], depth: int) -> str:
         kind = self._random.random()
         if depth == 0 or kind < 0.6:
-            return self._turned(self._atom(name, others))
+            return self._turned(self._atom(name, others), True)
         if kind < 0.75:
-            return f"not ({self._turned_away(self._part(name, others, depth - 1))})"
+            return f"not ({self._turned(self._part(name, others, depth - 1), False)})"
         joined = " or " if kind < 0.9 else " and "
         parts = [self._part(name, others, depth - 1) for _ in range(2)]
         return f"({joined.join(parts)})"
 
-    def _turned(self, atom: str) -> str:
+    def _turned(self, part: str, wanted: bool) -> str:
         """The condition, or its opposite if the witnesses want that."""
-        if self._holds(atom) or self._random.random() < 0.1:
-            return atom
-        return f"not ({atom})"
-
-    def _turned_away(self, part: str) -> str:
-        return part if not self._holds(part) or self._random.random() < 0.1 else f"not ({part})"
-
-    def _holds(self, clause: str) -> bool:
-        return holds(clause, self._witnesses)
+        is_so = holds(part, self._witnesses) is wanted or self._random.random() < 0.1
+        return part if is_so else f"not ({part})"
 
     def _atom(self, name: str, others: Sequence[str]) -> str:
+        form = self._random.choice(self._forms(name, others))
+        relation = self._random.choice(RELATIONS)
+        return form.replace("{X}", name).replace("{r}", relation)
+
+    def _forms(self, name: str, others: Sequence[str]) -> Sequence[str]:
+        witness = self._witnesses[name]
+        texts = [each for each in others if isinstance(self._witnesses[each], Text)]
+        if isinstance(witness, bool):
+            return _TRUTHS
+        if isinstance(witness, int | Decimal):
+            return [
+                *self._of_number(witness),
+                *(f"{{X}} {{r}} len({each})" for each in texts),
+                *(f"{{X}} {{r}} {each}" for each in others if self._is_like(each, witness)),
+            ]
+        assert isinstance(witness, Text)
         pick = self._random.random()
-        if others and pick < 0.35:
-            return self._relation(name, self._random.choice(others))
-        if self._checks and pick > 0.93:
-            return self._random.choice(_OPAQUE).replace("{X}", name)
-        draw: Callable[[str], str] = self._random.choice(
-            (self._count, self._chain, self._member, self._phrase, self._edge, self._shape)
-        )
-        return draw(name)
+        if texts and pick < 0.35:
+            other = self._random.choice(texts)
+            return [form.replace("{Y}", other) for form in _BETWEEN]
+        return _OPAQUE if self._checks and pick > 0.93 else self._of_text(witness)
 
-    def _stop(self, name: str) -> str:
-        """Phrases that the witness does not forbid, if it can be."""
-        operator = self._random.choice(("stops_at", "stops_before", "STOPS_AT"))
-        phrases = self._random.sample([".", "\n", "so", "ab", "!"], self._random.randint(1, 2))
-        listed = ", ".join(map(repr, phrases))
-        return f"{operator}({name}, {listed})"
+    def _is_like(self, name: str, witness: object) -> bool:
+        return type(self._witnesses[name]) is type(witness)
 
-    def _measure(self, name: str) -> tuple[str, int]:
-        text = self._witnesses[name]
-        return self._random.choice(
+    def _of_number(self, value: int | Decimal) -> list[str]:
+        draw = self._random.randint
+        forms = [
+            f"{{X}} {{r}} {value + draw(-2, 3)}",
+            f"{value - draw(0, 3)} <= {{X}} <= {value + draw(0, 3)}",
+            f"{{X}} in [{value}, {value + 3}]",
+            f"{{X}} not in [{value + 1}, {value - 1}]",
+        ]
+        if isinstance(value, int):
+            forms += [f"{{X}} in range({value - 2}, {value + 4})", "{X} % 2 == 0"]
+        return forms
+
+    def _of_text(self, text: Text) -> list[str]:
+        draw = self._random
+        measure, count = draw.choice(
             (
-                (f"len({name})", len(text)),
-                (f"len(words({name}))", len(text.split())),
-                (f"len(sentences({name}))", text.count(".") + 1),
-                (f"len(tokens({name}))", text.num_tokens),
+                ("len({X})", len(text)),
+                ("len(words({X}))", len(text.split())),
+                ("len(sentences({X}))", text.count(".") + 1),
+                ("len(tokens({X}))", text.num_tokens),
             )
         )
-
-    def _count(self, name: str) -> str:
-        measure, count = self._measure(name)
-        relation = self._random.choice(RELATIONS)
-        bound = count + self._random.randint(-2, 3)
-        if self._random.random() < 0.2:
-            return f"{bound} {relation} {measure}"
-        return f"{measure} {relation} {bound}"
-
-    def _chain(self, name: str) -> str:
-        measure, count = self._measure(name)
-        low, high = (self._random.randint(0, 3) for _ in range(2))
-        return f"{count - low} <= {measure} < {count + high}"
-
-    def _member(self, name: str) -> str:
-        texts = [random_text(self._random, 2) for _ in range(self._random.randint(1, 4))]
-        if self._random.random() < 0.5:
-            texts.append(str(self._witnesses[name]))
-        relation = self._random.choice(("in", "not in", "==", "!="))
-        shown = repr(texts) if "in" in relation else repr(texts[-1])
-        return f"{name} {relation} {shown}"
-
-    def _phrase(self, name: str) -> str:
-        relation = self._random.choice(("in", "not in"))
-        return f"{self._piece(name)!r} {relation} {name}"
-
-    def _edge(self, name: str) -> str:
-        operator = self._random.choice(("starts_with", "ends_with"))
-        phrases = [self._piece(name) for _ in range(self._random.randint(1, 2))]
-        shown = repr(phrases) if self._random.random() < 0.5 else ", ".join(map(repr, phrases))
-        return f"{operator}({name}, {shown})"
-
-    def _piece(self, name: str) -> str:
-        text = str(self._witnesses[name])
-        start = self._random.randint(0, len(text))
-        found = text[start : start + self._random.randint(1, 3)]
-        return found or self._random.choice(_WORDS)
-
-    def _shape(self, name: str) -> str:
-        pick = self._random.random()
-        if pick < 0.6:
-            return f"regex({name}, {self._random.choice(_PATTERNS)!r})"
-        bound = self._random.randint(-10, 15)
-        relation = self._random.choice(RELATIONS)
-        if pick < 0.7:
-            return f"int({name})"
-        if pick < 0.8:
-            return f"float({name}) {relation} {bound / 4}"
-        return f"int({name}) {relation} {bound}"
-
-    def _relation(self, name: str, other: str) -> str:
-        forms = [
-            "{X} != {Y}",
-            "{X} == {Y}",
-            "len({X}) {r} len({Y})",
-            "len({X}) {r} len({Y}) + 2",
-            "len(words({X})) {r} len(words({Y}))",
-            "{X} in {Y}.split()",
-            "{X} in {Y}",
-            "{Y} in {X}",
-            "{Y} not in {X}",
-            "starts_with({X}, {Y})",
-            "ends_with({Y}, {X})",
+        bound = count + draw.randint(-2, 3)
+        number = draw.randint(-10, 15)
+        within = draw.choice(("in", "not in"))
+        equal = draw.choice(("==", "!="))
+        edge = draw.choice(("starts_with", "ends_with"))
+        pieces = [self._piece(text) for _ in range(draw.randint(1, 2))]
+        texts = [random_text(draw, 2) for _ in range(draw.randint(1, 4))]
+        if draw.random() < 0.5:
+            texts.append(str(text))
+        return [
+            f"{measure} {{r}} {bound}",
+            f"{bound} {{r}} {measure}",
+            f"{count - draw.randint(0, 3)} <= {measure} < {count + draw.randint(0, 3)}",
+            f"{{X}} {within} {texts!r}",
+            f"{{X}} {equal} {texts[-1]!r}",
+            f"{pieces[0]!r} {within} {{X}}",
+            f"{edge}({{X}}, {pieces!r})",
+            f"{edge}({{X}}, {', '.join(map(repr, pieces))})",
+            f"regex({{X}}, {draw.choice(_PATTERNS)!r})",
+            "int({X})",
+            f"int({{X}}) {{r}} {number}",
+            f"float({{X}}) {{r}} {number / 4}",
         ]
-        form = self._random.choice(forms)
-        relation = self._random.choice(RELATIONS)
-        return form.replace("{X}", name).replace("{Y}", other).replace("{r}", relation)
 
-
-def witnesses(random: Random, names: Sequence[str]) -> dict[str, Text]:
-    """A text for each hole, its tokens counted as one for each two characters."""
-    texts = (random_text(random) for _ in names)
-    return {
-        name: Text.of(text, (len(text) + 1) // 2) for name, text in zip(names, texts, strict=True)
-    }
-
-
-_CHOICES = ("yes", "no", "ab", "ba", "it is", "")
-_PATTERN = "r'[a-z]{2,6}'"
-_FIXED = ("Q: ", "\nA:", " is ", "\n", " and ", ", so ", "The cat: ")
+    def _piece(self, text: str) -> str:
+        start = self._random.randint(0, len(text))
+        return text[start : start + self._random.randint(1, 3)] or self._random.choice(_WORDS)
 
 
 @dataclass(frozen=True)
-class RandomHole:
-    """A hole: its name, and what stands behind its colon ("" for text)."""
+class Kind:
+    """What may stand behind a hole's colon.
 
-    name: str
-    kind: str
+    written:  in a program; "" for any text
+    declared: the same to Python
+    pattern:  its texts, all of them
+    read:     what a clause sees of a text
+    draw:     one of its texts
+    """
 
-    @property
-    def is_text(self) -> bool:
-        return self.kind not in ("int", "float", "bool")
+    written: str
+    declared: object
+    pattern: str
+    read: Callable[[str], object]
+    draw: Callable[[Random], str]
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a run made of a hole: the variable's value, the text in the prompt, its tokens."""
-
-    value: object
-    text: str
-    num_tokens: int
+KINDS = (
+    Kind("", None, r"(?s:.*)", Text, random_text),
+    Kind("int", int, r"0|-?[1-9]\d*", int, lambda random: str(random.randint(-9, 14))),
+    Kind(
+        "float",
+        float,
+        r"-?(0|[1-9]\d*)(\.\d+)?",
+        Decimal,
+        lambda random: str(Decimal(random.randint(-12, 24)) / 4),
+    ),
+    Kind("bool", bool, "True|False", "True".__eq__, lambda random: random.choice(("True", "False"))),
+    Kind(
+        "['ab', 'so', '7']",
+        ["ab", "so", "7"],
+        "ab|so|7",
+        Text,
+        lambda random: random.choice(("ab", "so", "7")),
+    ),
+    Kind(
+        "r'[a-z]{2,6}'",
+        "[a-z]{2,6}",
+        "[a-z]{2,6}",
+        Text,
+        lambda random: random.choice(("cat", "ab", "abcdef", "so")),
+    ),
+)
+_FIXED = ("Q: ", "\\nA:", " is ", "\\n", " and ", ", so ", "The cat: ")
 
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """A program: its text, its holes in order, and all of its conditions."""
+    """A program: its text, its holes' kinds by name, and all of its conditions."""
 
     text: str
-    holes: tuple[RandomHole, ...]
+    kinds: Mapping[str, Kind]
     clauses: tuple[str, ...]
 
-    def broken(self, made: Mapping[str, Made]) -> list[str]:
-        """What does not hold: conditions, and types of holes."""
-        wrong = [hole.name + ": " + hole.kind for hole in self.holes if not _fits(hole, made)]
+    def broken(self, texts: Mapping[str, str]) -> list[str]:
+        """What does not hold of these texts: kinds of holes, or else conditions."""
+        wrong = [
+            f"{name}: {kind.written}"
+            for name, kind in self.kinds.items()
+            if not re.fullmatch(kind.pattern, texts[name])
+        ]
         if wrong:
             return wrong
-        values = {hole.name: judged(hole, made[hole.name]) for hole in self.holes}
+        values = {name: kind.read(texts[name]) for name, kind in self.kinds.items()}
         return [clause for clause in self.clauses if not holds(clause, values)]
 
 
-def _fits(hole: RandomHole, made: Mapping[str, Made]) -> bool:
-    """Whether the value is of the hole's type, and what its text says."""
-    one = made[hole.name]
-    match hole.kind:
-        case "int":
-            return type(one.value) is int and one.value == int(one.text)
-        case "float":
-            return type(one.value) is float and one.value == float(one.text)
-        case "bool":
-            return type(one.value) is bool and str(one.value) == one.text
-        case "":
-            # A condition `int(X)` says what the hole is, too.
-            return one.value in (one.text, _as_int(one.text))
-    allowed = eval(hole.kind, {"__builtins__": {}})
-    if isinstance(allowed, list):
-        return one.value == one.text and one.text in allowed
-    return one.value == one.text and re.fullmatch(allowed, one.text) is not None
-
-
-def _as_int(text: str) -> object:
-    return int(text) if re.fullmatch(r"-?[0-9]+", text) else None
-
-
-def judged(hole: RandomHole, made: Made) -> object:
-    """What a clause sees of it."""
-    if hole.kind == "float":
-        return Decimal(made.text)
-    return Text.of(made.text, made.num_tokens) if hole.is_text else made.value
-
-
 def random_program(random: Random) -> RandomProgram:
-    """A program of one to three holes."""
+    """A program of one to three holes; a condition stands with its prompt or below all."""
     names = "ABC"[: random.randint(1, 3)]
-    holes = tuple(RandomHole(name, _kind(random)) for name in names)
-    witnesses = {hole.name: witness_of(random, hole) for hole in holes}
-    clauses: dict[str, str] = {}
-    for index, hole in enumerate(holes):
+    kinds = {name: random.choice((*[KINDS[0]] * 5, *KINDS[1:])) for name in names}
+    drawn = Clauses(random, {name: kind.read(kind.draw(random)) for name, kind in kinds.items()})
+    decoder = random.choice(("argmax(", "sample(temperature=1.3, seed=7, "))
+    lines = [f"{decoder}max_tokens={random.randint(12, 30)})"]
+    clauses: list[str] = []
+    below: list[str] = []
+    for name, kind in kinds.items():
+        shown = f"{name}: {kind.written}" if kind.written else name
+        line = f'    "{random.choice(_FIXED)}[{shown}]"'
         if random.random() < 0.85:
-            around = holes[:index] if random.random() < 0.8 else holes
-            others = [other for other in around if other is not hole]
-            clauses[hole.name] = clause_about(random, hole, others, witnesses)
-    return RandomProgram(_written(random, holes, clauses), holes, tuple(clauses.values()))
-
-
-def _kind(random: Random) -> str:
-    listed = repr(random.sample(_CHOICES[:-1], random.randint(1, 4)))
-    return random.choice(("", "", "", "", "", "int", "int", "float", "bool", listed, _PATTERN))
-
-
-def witness_of(random: Random, hole: RandomHole) -> object:
-    """A value that the hole could have."""
-    match hole.kind:
-        case "int":
-            return random.randint(-9, 14)
-        case "float":
-            return Decimal(random.randint(-12, 24)) / 4
-        case "bool":
-            return random.random() < 0.5
-        case "":
-            text = random_text(random)
-        case _ if hole.kind == _PATTERN:
-            text = random.choice(("cat", "ab", "abcdef", "so"))
-        case _:
-            text = random.choice(eval(hole.kind, {"__builtins__": {}}))
-    return Text.of(text, (len(text) + 1) // 2)
-
-
-def clause_about(
-    random: Random,
-    hole: RandomHole,
-    others: Sequence[RandomHole],
-    witnesses: Mapping[str, object],
-) -> str:
-    """A clause about a hole, and perhaps others, most of it true of the witnesses."""
-    if hole.is_text:
-        texts = {name: text for name, text in witnesses.items() if isinstance(text, Text)}
-        names = [other.name for other in others if other.name in texts]
-        return Conditions(random, texts).clause(hole.name, names)
-    draw = _value_condition if hole.kind != "bool" else _truth
-    atoms = [draw(random, hole, others, witnesses) for _ in range(random.randint(1, 2))]
-    parts = [atom if holds(atom, witnesses) else f"not ({atom})" for atom in atoms]
-    return " and ".join(parts)
-
-
-def _truth(
-    random: Random, hole: RandomHole, _: Sequence[RandomHole], __: Mapping[str, object]
-) -> str:
-    form = random.choice(("{X}", "{X} is True", "{X} == False", "{X} != True", "{X} in [True]"))
-    return form.replace("{X}", hole.name)
-
-
-def _value_condition(
-    random: Random,
-    hole: RandomHole,
-    others: Sequence[RandomHole],
-    witnesses: Mapping[str, object],
-) -> str:
-    value = witnesses[hole.name]
-    assert isinstance(value, int | Decimal)
-    relation = random.choice(RELATIONS)
-    forms = [
-        f"{hole.name} {relation} {value + random.randint(-2, 3)}",
-        f"{value - random.randint(0, 3)} <= {hole.name} <= {value + random.randint(0, 3)}",
-        f"{hole.name} in [{value}, {value + 3}]",
-        f"{hole.name} not in [{value + 1}, {value - 1}]",
-    ]
-    if hole.kind == "int":
-        forms += [f"{hole.name} in range({value - 2}, {value + 4})", f"{hole.name} % 2 == 0"]
-    numbers = [other.name for other in others if other.kind == hole.kind]
-    forms += [f"{hole.name} {relation} {name}" for name in numbers]
-    texts = [other.name for other in others if other.is_text]
-    forms += [f"{hole.name} {relation} len({name})" for name in texts]
-    return random.choice(forms)
-
-
-def _written(random: Random, holes: Sequence[RandomHole], clauses: Mapping[str, str]) -> str:
-    """The program's text; a condition stands with its prompt or below the program."""
-    decoder = random.choice(
-        ("argmax(max_tokens={n})", "sample(temperature=1.3, seed={s}, max_tokens={n})")
-    )
-    lines = [
-        decoder.replace("{n}", str(random.randint(12, 30))).replace(
-            "{s}", str(random.randrange(99))
-        )
-    ]
-    below = []
-    for hole in holes:
-        fixed = random.choice(_FIXED).replace("\n", "\\n")
-        shown = f"{hole.name}: {hole.kind}" if hole.kind else hole.name
-        line = f'    "{fixed}[{shown}]"'
-        clause = clauses.get(hole.name)
-        names_others = clause is not None and any(
-            other.name in clause for other in holes if other is not hole
-        )
-        if clause is not None and (names_others or random.random() < 0.5):
-            below.append(f"({clause})" if " or " in clause else clause)
-        elif clause is not None:
-            line += f" where {clause}"
+            is_free = random.random() < 0.2
+            others = [each for each in names if each < name or (is_free and each != name)]
+            clauses.append(drawn.about(name, others))
+            if random.random() < 0.5 or any(each in clauses[-1] for each in others):
+                below.append(f"({clauses[-1]})")
+            else:
+                line += f" where {clauses[-1]}"
         lines.append(line)
     if below:
         lines += ["where", "    " + " and\n    ".join(below)]
-    return "\n".join(lines) + "\n"
+    return RandomProgram("\n".join(lines) + "\n", kinds, tuple(clauses))
 
 
 def admits(plan: HolePlan, text: str, num_tokens: int) -> bool:
