@@ -287,7 +287,9 @@ KINDS = (
         Decimal,
         lambda random: str(Decimal(random.randint(-12, 24)) / 4),
     ),
-    Kind("bool", bool, "True|False", "True".__eq__, lambda random: random.choice(("True", "False"))),
+    Kind(
+        "bool", bool, "True|False", "True".__eq__, lambda random: random.choice(("True", "False"))
+    ),
     Kind(
         "['ab', 'so', '7']",
         ["ab", "so", "7"],

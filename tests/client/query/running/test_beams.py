@@ -12,7 +12,7 @@ from client.calls import BeamsAnswer, BeamsCall, BeamsReport, Constraint, Genera
 from client.query import NotSatisfied, beam, run, run_all
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
-from tests.client.query.running.models import TreeModel, text_of
+from tests.client.query.running.models import END, TreeModel, text_of
 
 seeds = st.integers(0, 10**6)
 WORDS = ("a", "ab", "abab", "b.", "ba", "bb")
@@ -25,17 +25,6 @@ class Trace(NamedTuple):
     texts: tuple[str, ...]
     logprob: float
     num_tokens: int
-
-
-def ends(model: TreeModel, prompt: str, words: Sequence[str]) -> Iterator[Trace]:
-    """Every way to fill a hole with one of these words."""
-    call = GenerateCall(prompt=prompt, constraint=Constraint("choice", list(words)))
-    for ids, logprob in model.outputs(call):
-        yield Trace((text_of(ids),), logprob, len(ids))
-
-
-def joined(first: Trace, second: Trace) -> Trace:
-    return Trace(*(left + right for left, right in zip(first, second, strict=True)))  # type: ignore[operator]
 
 
 # Two holes or three: which ones depends on the first.
@@ -56,19 +45,50 @@ async def searched(text: str, model: TreeModel, n: int = 4, **options: Any) -> l
     return [*await run_all(text, names, model=model, decoder=decoder)]
 
 
-def traces_of_branching(model: TreeModel) -> Iterator[Trace]:
-    for first in ends(model, "P:", WORDS):
-        (x,) = first.texts
-        prompt, words = (
-            (f"P:{x} and", ("a", "b", "ab")) if "b" in x else (f"P:{x} or", ("bb", "b.a"))
+class Node(NamedTuple):
+    """A trace under way: finished texts, the prompt and words of its hole, tokens made of it."""
+
+    texts: tuple[str, ...]
+    prompt: str
+    words: tuple[str, ...]
+    ids: tuple[int, ...] = ()
+    logprob: float = 0.0
+    num_tokens: int = 0
+
+    @property
+    def call(self) -> GenerateCall:
+        return GenerateCall(prompt=self.prompt, constraint=Constraint("choice", [*self.words]))
+
+
+START = Node((), "P:", WORDS)
+
+
+def behind(node: Node, text: str) -> Node | Trace:
+    """Where BRANCHING goes once the node's hole is this text."""
+    texts, prompt = (*node.texts, text), node.prompt + text
+    logprob, num_tokens = node.logprob, node.num_tokens
+    if len(texts) == 1 and "b" in text:
+        return Node(texts, f"{prompt} and", ("a", "b", "ab"), (), logprob, num_tokens)
+    if len(texts) == 1:
+        return Node(texts, f"{prompt} or", ("bb", "b.a"), (), logprob, num_tokens)
+    if len(texts) == 2 and "b" in texts[0] and text == "b":
+        return Node(texts, f"{prompt}!", ("ab", "a."), (), logprob, num_tokens)
+    return Trace(texts, logprob, num_tokens)
+
+
+def steps(model: TreeModel, node: Node) -> Iterator[Node | Trace]:
+    """Where the node's next token leads."""
+    for token_id, logprob in model.next_logprobs(node.call, node.ids).items():
+        ids = (*node.ids, token_id)
+        grown = node._replace(
+            ids=ids, logprob=node.logprob + logprob, num_tokens=node.num_tokens + 1
         )
-        for second in ends(model, prompt, words):
-            both = joined(first, second)
-            if both.texts[1] != "b":
-                yield both
-                continue
-            for third in ends(model, f"{prompt}b!", ("ab", "a.")):
-                yield joined(both, third)
+        yield behind(grown, text_of(ids)) if token_id == END else grown
+
+
+def whole_tree(model: TreeModel, node: Node = START) -> Iterator[Trace]:
+    for step in steps(model, node):
+        yield from [step] if isinstance(step, Trace) else whole_tree(model, step)
 
 
 def best(traces: Iterator[Trace], length_penalty: float = 0.0) -> list[Trace]:
@@ -95,7 +115,7 @@ class TestWholeTree:
     @given(seed=seeds)
     async def test_wide_beams_find_all_traces_in_their_order(self, seed: int) -> None:
         model = TreeModel(seed)
-        every = best(traces_of_branching(model))
+        every = best(whole_tree(model))
         assume(has_no_ties(every))
         assert found(await searched(BRANCHING, model, len(every))) == expected(every)
 
@@ -103,7 +123,7 @@ class TestWholeTree:
     @given(seed=seeds, length_penalty=st.sampled_from([-0.5, 0.5, 1.0, 2.0]))
     async def test_the_score_may_count_tokens(self, seed: int, length_penalty: float) -> None:
         model = TreeModel(seed)
-        every = best(traces_of_branching(model), length_penalty)
+        every = best(whole_tree(model), length_penalty)
         results = await searched(BRANCHING, model, len(every), length_penalty=length_penalty)
         assert found(results) == expected(every)
 
@@ -135,46 +155,13 @@ class TestNarrowBeams:
             assert found(await searched(BRANCHING, model, 1)) == found([greedy])
 
 
-class Node(NamedTuple):
-    """A trace under way: finished texts, the prompt and words of its hole, tokens made of it."""
-
-    texts: tuple[str, ...]
-    prompt: str
-    words: tuple[str, ...]
-    ids: tuple[int, ...]
-    logprob: float
-    num_tokens: int
-
-
-def behind(node: Node, text: str) -> Node | Trace:
-    """Where `branching` goes once the node's hole is this text."""
-    texts, prompt = (*node.texts, text), node.prompt + text
-    logprob, num_tokens = node.logprob, node.num_tokens
-    if len(texts) == 1 and "b" in text:
-        return Node(texts, f"{prompt} and", ("a", "b", "ab"), (), logprob, num_tokens)
-    if len(texts) == 1:
-        return Node(texts, f"{prompt} or", ("bb", "b.a"), (), logprob, num_tokens)
-    if len(texts) == 2 and "b" in texts[0] and text == "b":
-        return Node(texts, f"{prompt}!", ("ab", "a."), (), logprob, num_tokens)
-    return Trace(texts, logprob, num_tokens)
-
-
 def plain_beam(model: TreeModel, n: int) -> list[Trace]:
-    live, ended = [Node((), "P:", WORDS, (), 0.0, 0)], list[Trace]()
+    live, ended = [START], list[Trace]()
     while live and (len(ended) < n or live[0].logprob > ended[-1].logprob):
-        steps = []
-        for node in live:
-            call = GenerateCall(prompt=node.prompt, constraint=Constraint("choice", [*node.words]))
-            for token_id, logprob in model.next_logprobs(call, node.ids).items():
-                ids = (*node.ids, token_id)
-                grown = node._replace(
-                    ids=ids, logprob=node.logprob + logprob, num_tokens=node.num_tokens + 1
-                )
-                is_end = text_of((token_id,)) == ""
-                steps.append(behind(grown, text_of(ids)) if is_end else grown)
-        steps.sort(key=lambda step: -step.logprob)
+        further = [step for node in live for step in steps(model, node)]
+        further.sort(key=lambda step: -step.logprob)
         live = []
-        for rank, step in enumerate(steps[: 2 * n]):
+        for rank, step in enumerate(further[: 2 * n]):
             if isinstance(step, Trace):
                 ended += [step] if rank < n else []
             elif len(live) < n:
@@ -218,13 +205,12 @@ class TestPrograms:
         for seed in range(8):
             model = TreeModel(seed)
             every = []
-            for first in ends(model, "P:", WORDS):
-                scored = {
-                    value: model.scored(f"P:{first.texts[0]} so ", value).total
-                    for value in ("a", "b", "ab")
-                }
+            for ids, logprob in model.outputs(START.call):
+                prompt = f"P:{text_of(ids)} so "
+                scored = {value: model.scored(prompt, value).total for value in ("a", "b", "ab")}
                 value = max(scored, key=scored.__getitem__)
-                every.append(joined(first, Trace((value,), scored[value], 1)))
+                texts = (text_of(ids), value)
+                every.append(Trace(texts, logprob + scored[value], len(ids) + 1))
             results = await searched(text, model, len(every))
             assert found(results) == expected(best(iter(every)))
             assert set(results[0].distributions["D"].plain) == {"a", "b", "ab"}
