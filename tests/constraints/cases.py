@@ -319,24 +319,12 @@ def text_of(token_ids: list[int], vocabulary: Vocabulary) -> str:
 
 
 def accepts(expression: Expression, output: str, num_tokens: int = 0) -> bool:
-    """Whether `output`, with a phrase that stops_before drops, is in the language."""
-    phrases = dropped_phrases(expression)
-    if _ended(phrases, output) != output:
-        return False
-    return holds(expression, truncate_before(phrases, output), num_tokens)
+    """Whether `output`, with a phrase that stops_before drops, is in the language.
 
-
-def truncate_before(phrases: tuple[str, ...], output: str) -> str:
-    """The output up to the phrase that is complete first, as stops_before truncates it.
-
-    Of several that are complete at the same character, the longest; phrases are not empty.
+    It ends with the phrase that is complete first; of several, the longest is dropped.
     """
-    ended = _ended(phrases, output)
-    dropped_len = max((len(phrase) for phrase in phrases if ended.endswith(phrase)), default=0)
-    return ended[: len(ended) - dropped_len]
-
-
-def _ended(phrases: tuple[str, ...], output: str) -> str:
-    """The output up to and including the phrase that is complete first."""
-    ends = [output.find(phrase) + len(phrase) for phrase in phrases if phrase in output]
-    return output[: min(ends, default=len(output))]
+    phrases = [each for each in dropped_phrases(expression) if each in output]
+    if any(output.find(each) + len(each) < len(output) for each in phrases):
+        return False
+    dropped_len = max(map(len, phrases), default=0)
+    return holds(expression, output[: len(output) - dropped_len], num_tokens)

@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.compiler import Compiler
 from constraints.grammars.watching import WatchedLanguage
@@ -22,26 +21,14 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.schema.validation import violations
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
-from tests.constraints.cases import drawn
+from tests.constraints.cases import drawn, vocabulary_of
 from tests.constraints.grammars.rig import accepts, of_schema, table
 
 # Tokens that end several values at once, or end one and begin another.
 _LONGER = (
-    *('","', '",', '"]', ',"a', '["a","', '"a",', '"a","a"]', 'a"', 'b","b', '"]]', "a,", "],["),
-    *(",1", "1,", "1,1", "[1,1", "1]", ",true", "true,", "[true", "true,true]", "null]", ",null"),
-    *(
-        '":1',
-        '"},{"',
-        "1},",
-        '{"k":1}',
-        '{"k":1},{"k":',
-        "]}",
-        '"a"],"',
-        "11",
-        "[[1],[",
-        "0,",
-        ",0",
-    ),
+    *""""," ", "] ,"a ["a"," "a", "a","a"] a" b","b "]] a, ], ],[""".split(),
+    *",1 1, 1,1 [1,1 1] ,true true, [true true,true] null] ,null 11 [[1],[ 0, ,0".split(),
+    *'''":1 "},{" 1}, {"k":1} {"k":1},{"k": ]} "a"],"'''.split(),
 )
 _TOKENS = (*(bytes([byte]) for byte in range(256)), *(each.encode() for each in _LONGER), b"")
 _END_ID = len(_TOKENS) - 1
@@ -52,20 +39,9 @@ ABC = {"a": {"enum": [1, 2]}, "b": {"enum": [1, 2]}, "c": {"enum": [1, 2]}}
 CLOSED: dict[str, Any] = {"type": "object", "additionalProperties": False}
 
 
-class _Tokenizer:
-    tokens = (*_TOKENS[:-1], b"<end>")
-    eos_token_id = _END_ID
-    bos_token_id = None
-    special_token_ids = (_END_ID,)
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(text)
-
-
 @lru_cache(maxsize=1)
 def vocabulary() -> Vocabulary:
-    backend = LLTokenizer(TokenizerWrapper(_Tokenizer()), n_vocab=len(_TOKENS))
-    return Vocabulary(_TOKENS, (_END_ID,), backend)
+    return vocabulary_of(_TOKENS, (_END_ID,))
 
 
 def named(file: str) -> dict[str, Any]:

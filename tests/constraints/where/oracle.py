@@ -155,19 +155,14 @@ def _any_of(options: Iterable[str]) -> str:
 
 
 def related(count: int, relation: Relation, bound: int) -> bool:
-    match relation:
-        case Relation.LT:
-            return count < bound
-        case Relation.LE:
-            return count <= bound
-        case Relation.EQ:
-            return count == bound
-        case Relation.NE:
-            return count != bound
-        case Relation.GE:
-            return count >= bound
-        case Relation.GT:
-            return count > bound
+    return {
+        Relation.LT: count < bound,
+        Relation.LE: count <= bound,
+        Relation.EQ: count == bound,
+        Relation.NE: count != bound,
+        Relation.GE: count >= bound,
+        Relation.GT: count > bound,
+    }[relation]
 
 
 def _counted(measure: Measure, count: int, *, is_least: bool) -> str:

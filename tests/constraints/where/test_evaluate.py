@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from constraints.where.evaluate import holds, integer, measured
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, Measure, Not
-from tests.constraints.cases import Json, accepts, truncate_before
+from tests.constraints.cases import Json
 from tests.constraints.grammars.rig import table
 from tests.constraints.where.expressions import any_conditions, texts
 
@@ -81,48 +81,3 @@ def test_a_negation_holds_where_its_part_does_not(
 ) -> None:
     negated = holds(Not(condition), text, num_tokens)
     assert negated is not holds(condition, text, num_tokens)
-
-
-@pytest.mark.parametrize(
-    ("phrases", "output", "value"),
-    [
-        (("\n",), "a\nb", "a"),
-        (("\n",), "ab", "ab"),
-        (("ab", "b"), "xab", "x"),  # complete at the same character: the longest
-        (("abc", "b"), "xabc", "xa"),  # complete first
-        (("a", "b"), "ba", ""),
-        ((), "ab", "ab"),
-    ],
-)
-def test_an_output_is_cut_before_the_phrase_that_is_complete_first(
-    phrases: tuple[str, ...], output: str, value: str
-) -> None:
-    assert truncate_before(phrases, output) == value
-
-
-@pytest.mark.parametrize(
-    ("output", "is_accepted"),
-    [
-        ("ab", True),
-        ("ab\n", True),
-        ("ab\nc", False),
-        ("ab\n\n", False),
-        ("a", False),
-        ("a\n", False),
-        ("\n", False),
-    ],
-)
-def test_an_output_may_end_in_the_phrase_that_is_dropped(output: str, is_accepted: bool) -> None:
-    assert accepts(parse('stops_before(X, "\\n") and len(X) == 2'), output) is is_accepted
-
-
-def test_tokens_of_a_dropped_phrase_are_counted() -> None:
-    expression = parse('stops_before(X, "\\n") and len(tokens(X)) == 2')
-    assert accepts(expression, "a\n", num_tokens=2)
-    assert not accepts(expression, "a\n", num_tokens=1)
-
-
-def test_no_output_goes_on_behind_a_phrase_though_both_together_are_another() -> None:
-    expression = parse('stops_before(X, ".", "..")')
-    assert accepts(expression, ".")
-    assert not accepts(expression, "..")

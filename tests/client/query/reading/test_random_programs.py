@@ -165,41 +165,19 @@ def test_a_random_program_asks_for_what_it_was_made_to(seed: int) -> None:
     assert ran(read("\n".join(writer.lines)))[0] == writer.asked
 
 
-# Damage
-
-
 def damaged(text: str, rng: random.Random, corpus: list[str]) -> str:
     for _ in range(rng.randint(1, 4)):
-        change = rng.choice([cut, doubled, changed, inserted, spliced])
-        text = change(text, rng, corpus)
+        here = rng.randrange(len(text) + 1)
+        other = rng.choice(corpus)
+        changes = (
+            text[:here] + text[here + rng.randint(1, 12) :],
+            text[: here + rng.randint(1, 20)] + text[here:],
+            text[:here] + rng.choice(string.printable + "\0é\ud800") + text[here + 1 :],
+            text[:here] + rng.choice(INSERTIONS) + text[here:],
+            text[:here] + other[rng.randrange(len(other) + 1) :],
+        )
+        text = rng.choice(changes)
     return text
-
-
-def cut(text: str, rng: random.Random, corpus: list[str]) -> str:
-    begin = rng.randrange(len(text) + 1)
-    return text[:begin] + text[begin + rng.randint(1, 12) :]
-
-
-def doubled(text: str, rng: random.Random, corpus: list[str]) -> str:
-    begin = rng.randrange(len(text) + 1)
-    end = begin + rng.randint(1, 20)
-    return text[:end] + text[begin:]
-
-
-def changed(text: str, rng: random.Random, corpus: list[str]) -> str:
-    where = rng.randrange(len(text) + 1)
-    return text[:where] + rng.choice(string.printable + "\0é\ud800") + text[where + 1 :]
-
-
-def inserted(text: str, rng: random.Random, corpus: list[str]) -> str:
-    where = rng.randrange(len(text) + 1)
-    return text[:where] + rng.choice(INSERTIONS) + text[where:]
-
-
-def spliced(text: str, rng: random.Random, corpus: list[str]) -> str:
-    other = rng.choice(corpus)
-    here, there = rng.randrange(len(text) + 1), rng.randrange(len(other) + 1)
-    return text[:here] + other[there:]
 
 
 INSERTIONS = [

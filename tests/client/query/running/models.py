@@ -35,7 +35,6 @@ from client.calls import (
     Usage,
 )
 from client.errors import ConstraintRefused, InvalidRequest, ServerFailed
-from client.query import query
 from client.query.errors import QueryError
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
@@ -61,7 +60,17 @@ from tests.router.rig import ANY_TEXT, asking
 Wishes = Callable[[str], Sequence[str]]
 
 
-class ScriptedModel:
+class _Streaming:
+    """A model whose answers are the ends of its streams."""
+
+    def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
+        raise NotImplementedError
+
+    async def generate(self, call: GenerateCall) -> Answer:
+        return [part async for part in self.stream(call) if isinstance(part, Answer)][-1]
+
+
+class ScriptedModel(_Streaming):
     """Writes the first of its wishes that the call's constraint allows, cut at the first stop.
 
     A token is a character, and each costs a log-probability of -0.1; so scores of longer values
@@ -105,12 +114,6 @@ class ScriptedModel:
             constraint_satisfied=satisfied,
             seed=call.sampling.seed,
         )
-
-    async def generate(self, call: GenerateCall) -> Answer:
-        async for part in self.stream(call):
-            if isinstance(part, Answer):
-                return part
-        raise AssertionError
 
     async def score(self, call: ScoreCall) -> Scores:
         self.calls.append(call)
@@ -262,7 +265,7 @@ def _num_needed(text: str, language: frozenset[str] | None, most: int) -> int:
     return 1 + min(_num_needed(text + token, language, most - 1) for token in TOKENS)
 
 
-class TreeModel:
+class TreeModel(_Streaming):
     """`seed` makes another model. `num_asked` counts tokens asked for."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -331,12 +334,6 @@ class TreeModel:
             constraint_satisfied=None if call.constraint is None else True,
         )
 
-    async def generate(self, call: GenerateCall) -> Answer:
-        async for part in self.stream(call):
-            if isinstance(part, Answer):
-                return part
-        raise AssertionError
-
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         """The answer of a server."""
         group = _group(call)
@@ -396,10 +393,6 @@ def _language_of(constraint: Constraint | None) -> frozenset[str] | None:
     return _language(constraint.type, "|".join(value) if isinstance(value, list) else str(value))
 
 
-# Programs that ask for X again whenever it failed; so far a mistake is told, and no test hangs.
-MOST = 99
-
-
 class Failing(ScriptedModel):
     """Fails in the middle of a hole."""
 
@@ -422,37 +415,6 @@ class Silent(ScriptedModel):
         self.is_asked.set()
         await asyncio.get_running_loop().create_future()
         raise AssertionError
-
-
-class Known:
-    """What a program sees. `told` are what its handlers and its ends say."""
-
-    def __init__(self) -> None:
-        self.num_rounds = 0
-        self.told: list[str] = []
-
-    def again(self) -> bool:
-        self.num_rounds += 1
-        return self.num_rounds < MOST
-
-    def tell(self, what: str) -> None:
-        self.told.append(what)
-
-
-@query
-async def inner():  # type: ignore[no-untyped-def]
-    """
-    while True:
-        try:
-            "[X]"
-            return X
-        except Exception:
-            raise
-    """
-
-
-def names_of(known: Known) -> dict[str, object]:
-    return {"known": known, "inner": inner}
 
 
 def under_caret(error: QueryError) -> str:
