@@ -96,8 +96,7 @@ async def test_parameters_alone_hold_for_what_follows() -> None:
 
 async def think(peer: Peer) -> None:
     """Answers a chat with a thought of two tokens and a text, whose end comes last."""
-    await peer.greet(features=["text", "messages"])
-    stream_id = (await peer.expect("GENERATE"))["stream_id"]
+    stream_id = (await peer.first("GENERATE", features=["text", "messages"]))["stream_id"]
     await peer.token(stream_id, 0, text="", reasoning="Easy")
     await peer.token(stream_id, 1, text="Fo", reasoning=".\nYes")
     await peer.token(stream_id, 2, text="u")

@@ -190,8 +190,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 async def test_an_interrupt_ends_the_run() -> None:
     async def endless(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.token(body["stream_id"], 0)
         process.send_signal(signal.SIGINT)
         await peer.until_closed()

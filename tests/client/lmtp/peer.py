@@ -48,6 +48,11 @@ class Peer:
         hello = {**GREETING, **facts}
         await self.say("MSG", {"stream_id": body["stream_id"], "hello": hello})
 
+    async def first(self, kind: str, **facts: object) -> dict[str, Any]:
+        """The first request behind the greeting, which is of this type."""
+        await self.greet(**facts)
+        return await self.expect(kind)
+
     async def say(self, kind: str, *objects: dict[str, Any]) -> None:
         await self.socket.send(f"{kind} {json.dumps(objects)}")
 
@@ -118,16 +123,14 @@ async def performing(*scripts: Script, port: int = 0) -> AsyncIterator[Scene]:
 
 
 async def three_letters(peer: Peer) -> None:
-    await peer.greet()
-    body = await peer.expect("GENERATE")
+    body = await peer.first("GENERATE")
     await peer.letters(body["stream_id"], 0, 3)
     await peer.done(body["stream_id"], "abc!", seed=7)
     await peer.until_closed()
 
 
 async def endless(peer: Peer) -> None:
-    await peer.greet()
-    body = await peer.expect("GENERATE")
+    body = await peer.first("GENERATE")
     await peer.token(body["stream_id"], 0)
     await peer.expect("CANCEL")
     await peer.until_closed()

@@ -50,15 +50,13 @@ async def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
 
 async def test_a_frame_that_closes_the_socket_is_not_sent_again() -> None:
     async def strict(peer: Peer) -> None:
-        await peer.greet()
-        first = await peer.expect("GENERATE")
+        first = await peer.first("GENERATE")
         await peer.token(first["stream_id"], 0)
         await peer.expect("GENERATE")
         await peer.socket.close(1007, "the frame's JSON is too deep")
 
     async def patient(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.letters(body["stream_id"], 0, 2)
         await peer.done(body["stream_id"], "ab")
         await peer.until_closed()

@@ -68,8 +68,7 @@ def test_a_notice_may_concern_the_connection_or_a_stream() -> None:
 )
 async def test_what_is_no_lmtp_ends_in_an_error(frame: str) -> None:
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        await peer.expect("GENERATE")
+        await peer.first("GENERATE")
         await peer.socket.send(frame)
         await peer.until_closed()
 
@@ -81,8 +80,7 @@ async def test_what_is_no_lmtp_ends_in_an_error(frame: str) -> None:
 
 async def test_an_answer_of_the_wrong_kind_ends_in_an_error() -> None:
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("SCORE")
+        body = await peer.first("SCORE")
         await peer.token(body["stream_id"], 1)
         await peer.until_closed()
 

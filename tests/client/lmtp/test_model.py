@@ -49,8 +49,7 @@ async def test_a_stream_gives_its_tokens_and_then_the_answer() -> None:
 
 async def test_calls_for_several_models_take_a_connection_each_where_a_server_binds_them() -> None:
     async def one_model(peer: Peer) -> None:
-        await peer.greet(features=["models_on_demand"])
-        first = await peer.expect("GENERATE")
+        first = await peer.first("GENERATE", features=["models_on_demand"])
         await peer.token(first["stream_id"], 0)
         while True:
             body = await peer.expect("GENERATE")
@@ -131,8 +130,7 @@ async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
 
 async def test_scores_come_for_every_value_in_one_request() -> None:
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("SCORE")
+        body = await peer.first("SCORE")
         assert body["scored"] == ["yes", "no"]
         scores = [{"tokens": [1, 2], "logprobs": [-1.0, -3.0]}, {"tokens": [3], "logprobs": [-2]}]
         usage = {"prompt_tokens": 4, "cached_tokens": 0, "output_tokens": 0}
@@ -146,8 +144,7 @@ async def test_scores_come_for_every_value_in_one_request() -> None:
 
 async def test_streams_share_a_socket_and_do_not_mix() -> None:
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        first = (await peer.expect("GENERATE"))["stream_id"]
+        first = (await peer.first("GENERATE"))["stream_id"]
         second = (await peer.expect("GENERATE"))["stream_id"]
         for token_id in range(3):
             await peer.token(second, token_id + 10)
@@ -216,8 +213,7 @@ async def test_an_error_of_the_server_has_its_class_and_its_facts(
 
 async def test_what_cannot_come_at_all_has_no_probability() -> None:
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         tops = {"1": -0.5, "2": -1.7976931348623157e308}
         await peer.token(body["stream_id"], 1, top_logprobs=tops)
         await peer.done(body["stream_id"], "b")
@@ -251,8 +247,7 @@ async def test_a_full_socket_gets_a_neighbour() -> None:
 
 async def test_a_server_that_leaves_finishes_what_it_has_and_gets_nothing_new() -> None:
     async def leaving(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.token(body["stream_id"], 0)
         await peer.say("SYS", {"stream_id": None, "state": "draining", "message": ""})
         await peer.token(body["stream_id"], 1)
@@ -270,8 +265,7 @@ async def test_notices_are_handed_on() -> None:
     notices: list[ServerNotice] = []
 
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.say("SYS", {"stream_id": None, "state": "loading", "message": "50 %"})
         await peer.say("WHATEVER", {"stream_id": None})
         await peer.done(body["stream_id"], "")
@@ -327,15 +321,13 @@ async def parts_of(model: LmtpModel, call: BeamsCall) -> list[BeamsReport | Beam
 
 async def test_a_lost_search_is_sent_again_as_it_was() -> None:
     async def lost(peer: Peer) -> None:
-        await peer.greet()
-        stream_id = (await peer.expect("BEAMS"))["stream_id"]
+        stream_id = (await peer.first("BEAMS"))["stream_id"]
         ended = [beam(1, logprob=-2.0, is_ended=True, text="b", score=-2.0)]
         live = [beam(1, 2, text="bc"), beam(3, 4, logprob=-3.0, text="de")]
         await peer.say("BEAMS", {"stream_id": stream_id, "beams": live, "ended": ended})
 
     async def whole(peer: Peer) -> None:
-        await peer.greet()
-        stream_id = (await peer.expect("BEAMS"))["stream_id"]
+        stream_id = (await peer.first("BEAMS"))["stream_id"]
         first = beam(1, logprob=-2.0, is_ended=True, text="b", score=-2.0)
         await end(peer, stream_id, first, beam(1, 2, 5, is_ended=True, text="bcf", score=-1.0))
         await peer.until_closed()
@@ -354,8 +346,7 @@ async def test_a_lost_search_is_sent_again_as_it_was() -> None:
 
 async def test_a_call_is_sent_without_what_means_nothing_to_a_search() -> None:
     async def answers(peer: Peer) -> None:
-        await peer.greet()
-        await end(peer, (await peer.expect("BEAMS"))["stream_id"])
+        await end(peer, (await peer.first("BEAMS"))["stream_id"])
         await peer.until_closed()
 
     asked = GenerateCall(

@@ -29,14 +29,12 @@ async def answer_letters(peer: Peer, body: dict[str, Any], last: int, text: str 
 
 
 async def rest(peer: Peer) -> None:
-    await peer.greet()
-    await answer_letters(peer, await peer.expect("GENERATE"), 6)
+    await answer_letters(peer, await peer.first("GENERATE"), 6)
     await peer.until_closed()
 
 
 async def lost_after_three(peer: Peer) -> None:
-    await peer.greet()
-    await peer.letters((await peer.expect("GENERATE"))["stream_id"], 0, 3)
+    await peer.letters((await peer.first("GENERATE"))["stream_id"], 0, 3)
 
 
 async def test_a_stream_goes_on_where_its_connection_was_lost() -> None:
@@ -55,8 +53,7 @@ async def test_a_stream_goes_on_where_its_connection_was_lost() -> None:
 async def test_a_thought_goes_on_where_its_connection_was_lost() -> None:
     # Each token adds its letter to the thought, until the fourth one says something.
     async def tell(peer: Peer, first: int, last: int) -> None:
-        await peer.greet()
-        stream_id = (await peer.expect("GENERATE"))["stream_id"]
+        stream_id = (await peer.first("GENERATE"))["stream_id"]
         for token_id in range(first, last):
             thought = {} if token_id > 3 else {"reasoning": LETTERS[token_id], "text": ""}
             await peer.token(stream_id, token_id, **thought)
@@ -86,8 +83,7 @@ async def test_a_sampled_stream_goes_on_with_the_seed_it_began_with() -> None:
 
 async def test_a_last_token_that_comes_out_otherwise_is_gone_on_with_as_it_was() -> None:
     async def other(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.token(body["stream_id"], 9)
         await peer.expect("CANCEL")
         await answer_letters(peer, await peer.expect("GENERATE"), 6)
@@ -103,8 +99,7 @@ async def test_a_last_token_that_comes_out_otherwise_is_gone_on_with_as_it_was()
 
 async def test_a_failure_that_may_pass_is_tried_again_on_the_same_socket() -> None:
     async def script(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.letters(body["stream_id"], 0, 2)
         await peer.fail(body["stream_id"], "generation", retryable=True)
         await answer_letters(peer, await peer.expect("GENERATE"), 6)
@@ -118,8 +113,7 @@ async def test_a_failure_that_may_pass_is_tried_again_on_the_same_socket() -> No
 
 async def test_tokens_renew_the_tries() -> None:
     async def one_more(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         known = len(body.get("output", []))
         await peer.letters(body["stream_id"], known, known + 2)
         if known == 7:
@@ -135,8 +129,7 @@ async def test_tokens_renew_the_tries() -> None:
 
 async def test_a_server_that_never_gets_on_is_given_up() -> None:
     async def stuck_at_three(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("GENERATE")
+        body = await peer.first("GENERATE")
         await peer.letters(body["stream_id"], len(body.get("output", [])), 3)
 
     async with performing(stuck_at_three) as scene:
@@ -188,12 +181,10 @@ async def test_an_overloaded_server_is_waited_for_as_long_as_it_says() -> None:
 
 async def test_scores_are_asked_for_again() -> None:
     async def lost(peer: Peer) -> None:
-        await peer.greet()
-        await peer.expect("SCORE")
+        await peer.first("SCORE")
 
     async def scored(peer: Peer) -> None:
-        await peer.greet()
-        body = await peer.expect("SCORE")
+        body = await peer.first("SCORE")
         scores = [{"tokens": [1], "logprobs": [-1.0]}]
         await peer.say("SCORES", {"stream_id": body["stream_id"], "scores": scores, "usage": USAGE})
         await peer.until_closed()
@@ -205,8 +196,7 @@ async def test_scores_are_asked_for_again() -> None:
 
 async def test_a_reader_that_stands_still_holds_up_nobody_and_misses_nothing() -> None:
     async def flood(peer: Peer) -> None:
-        await peer.greet()
-        slow = await peer.expect("GENERATE")
+        slow = await peer.first("GENERATE")
         await answer_letters(peer, slow, 26)
         await answer_letters(peer, await peer.expect("GENERATE"), 3)
         await peer.until_closed()
@@ -225,13 +215,11 @@ async def test_a_reader_that_stands_still_holds_up_nobody_and_misses_nothing() -
 def test_wherever_it_is_cut_the_pieces_add_up(cuts: list[int], last: int) -> None:
     async def act() -> None:
         async def cut(peer: Peer, at: int) -> None:
-            await peer.greet()
-            body = await peer.expect("GENERATE")
+            body = await peer.first("GENERATE")
             await peer.letters(body["stream_id"], len(body.get("output", [])), min(at, last))
 
         async def whole(peer: Peer) -> None:
-            await peer.greet()
-            await answer_letters(peer, await peer.expect("GENERATE"), last)
+            await answer_letters(peer, await peer.first("GENERATE"), last)
             await peer.until_closed()
 
         scripts = [lambda peer, at=at: cut(peer, at) for at in cuts]
