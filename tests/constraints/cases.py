@@ -2,16 +2,17 @@
 
 CASES                              constraints by name
 demo_vocabulary, byte_vocabulary   of the bundled model; all bytes and a few longer tokens
-drawn, steps                       outputs under an output state, drawn as a shard draws them
+drawn                              outputs under an output state, drawn as a shard draws them
 judge_of(spec)                     says of a text whether it satisfies the constraint
 """
 
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jsonschema
@@ -41,6 +42,11 @@ def record(properties: Json, required: list[str] | None = None) -> Json:
         "required": list(properties) if required is None else required,
         "additionalProperties": False,
     }
+
+
+def open_record(properties: Json, **more: Json) -> Json:
+    """A schema of an object that has these properties, and any others."""
+    return {"type": "object", "properties": properties, "required": list(properties), **more}
 
 
 OBJECT, STRING, INTEGER = {"type": "object"}, {"type": "string"}, {"type": "integer"}
@@ -176,6 +182,7 @@ def vocabulary_of(tokens: Sequence[bytes], end_ids: Sequence[int]) -> Vocabulary
 
 ROOT = Path(__file__).parents[2]
 NO_STOPS = StopRule()
+NONE: Mapping[int, float] = MappingProxyType({})
 # Refusals of one token before its row is left to the completion that is known.
 MAX_DRAWS = 4
 
@@ -262,55 +269,34 @@ def drawn(
     max_len: int,
     rng: random.Random,
     end_odds: float = 0.3,
+    favoured: Mapping[int, float] = NONE,
 ) -> list[int]:
-    """An output, its end token left out; every draw is uniform over what the mask allows."""
-    return [
-        token_id
-        for token_id in steps(output_state, vocabulary, max_len, rng, end_odds)
-        if token_id not in vocabulary.end_ids
-    ]
+    """An output, its end token left out; every draw is uniform over what the mask allows.
 
-
-def steps(
-    output_state: OutputState,
-    vocabulary: Vocabulary,
-    max_len: int,
-    rng: random.Random,
-    end_odds: float = 0.3,
-) -> Iterator[int]:
-    """The tokens of an output as they are accepted; at every one of them something is legal."""
-    forced = output_state.take_forced()
-    yield from forced
-    num_tokens = len(forced)
-    while not output_state.is_over and num_tokens < max_len:
+    At every step something is legal. `favoured`: tokens that are drawn with these odds before all
+    others.
+    """
+    output = list(output_state.take_forced())
+    while not output_state.is_over and len(output) < max_len:
         legal = legal_ids(output_state, vocabulary)
         assert legal, "everything is masked"
-        token_id = _draw(output_state, vocabulary, legal, rng, end_odds)
+        ends = [token_id for token_id in legal if token_id in vocabulary.end_ids]
+        if ends and rng.random() < end_odds:
+            tried = ends[:1]
+        else:
+            odds = rng.random()
+            few = [token_id for token_id in legal if favoured.get(token_id, 0.0) > odds] or legal
+            tried = rng.sample(few, min(MAX_DRAWS, len(few)))
+        token_id = next((each for each in tried if output_state.check(each)), None)
+        if token_id is None:
+            token_id = output_state.completion_token()
+            assert token_id is None or output_state.check(token_id)
         if token_id is None or token_id in vocabulary.end_ids:
             assert output_state.is_satisfied
-            return
+            break
         output_state.advance(token_id)
-        run = (token_id, *output_state.take_forced())
-        num_tokens += len(run)
-        yield from run
-
-
-def _draw(
-    output_state: OutputState,
-    vocabulary: Vocabulary,
-    legal: list[int],
-    rng: random.Random,
-    end_odds: float,
-) -> int | None:
-    ends = [token_id for token_id in legal if token_id in vocabulary.end_ids]
-    if ends and rng.random() < end_odds:
-        return ends[0]
-    for token_id in rng.sample(legal, min(MAX_DRAWS, len(legal))):
-        if output_state.check(token_id):
-            return token_id
-    known = output_state.completion_token()
-    assert known is None or output_state.check(known)
-    return known
+        output += (token_id, *output_state.take_forced())
+    return output
 
 
 def text_of(token_ids: list[int], vocabulary: Vocabulary) -> str:

@@ -29,6 +29,7 @@ from tests.constraints.cases import (
     CASES,
     byte_vocabulary,
     demo_vocabulary,
+    drawn,
     judge_of,
     language_of,
     legal_ids,
@@ -176,11 +177,13 @@ def test_every_output_satisfies_its_constraint_behind_its_thought(
     seed: int, name: str, slack: int, budget: int | None, closes: float, vocabulary: Vocabulary
 ) -> None:
     spec = KINDS[name]
-    rng = random.Random(seed)
     most = needed_len(spec, vocabulary) + len(closer_ids(vocabulary)) + slack
     rule = ThoughtRule("<think>", "</think>", is_begun=bool(seed % 2), max_len=budget)
     state = state_of(spec, rule, most, vocabulary)
-    output = walked(state, rng, closes, vocabulary)
+    # The marks, and tokens with a part of them.
+    wanted = {*_LONGER, *(bytes([byte]) for byte in b"<>/think\n")}
+    favoured = {each: closes for each, token in enumerate(vocabulary.tokens) if token in wanted}
+    output = drawn(state, vocabulary, most, random.Random(seed), 0.2, favoured)
     assert state.is_satisfied
     assert len(output) <= most
     text = bytes_of(output, vocabulary)
@@ -191,34 +194,6 @@ def test_every_output_satisfies_its_constraint_behind_its_thought(
     num_thought = closer_end(output, vocabulary, rule)
     answer = text.split(b"</think>", 1)[1]
     assert is_good_behind(answer, spec, len(output) - num_thought), (text, spec)
-
-
-def walked(
-    state: OutputState, rng: random.Random, closes: float, vocabulary: Vocabulary
-) -> list[int]:
-    """An output whose draws favour the marks, and tokens with a part of them."""
-    wanted = {*_LONGER, *(bytes([byte]) for byte in b"<>/think\n")}
-    favoured = {each for each, token in enumerate(vocabulary.tokens) if token in wanted}
-    (end,) = vocabulary.end_ids
-    output: list[int] = []
-    while not state.is_over:
-        legal_now = legal_ids(state, vocabulary)
-        assert legal_now, "everything is masked"
-        marks = sorted(favoured.intersection(legal_now))
-        few = marks if marks and rng.random() < closes else legal_now
-        if end in legal_now and rng.random() < 0.2:
-            state.advance(end)
-            break
-        tried = [each for each in rng.sample(few, min(4, len(few))) if each != end]
-        token_id = next((each for each in tried if state.check(each)), None)
-        if token_id is None:
-            token_id = state.completion_token()
-        if token_id is None:
-            break
-        assert state.check(token_id)
-        state.advance(token_id)
-        output += (token_id, *state.take_forced())
-    return output
 
 
 @pytest.mark.parametrize("vocabulary", [marked_vocabulary(), byte_vocabulary(), demo_vocabulary()])

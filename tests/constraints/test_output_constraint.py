@@ -30,6 +30,7 @@ from tests.constraints.cases import (
     language_of,
     legal_ids,
     needed_len,
+    open_record,
     record,
     text_of,
     vocabulary_of,
@@ -390,10 +391,6 @@ PAID = (
 )
 BOX = record({"label": STRING, "score": SHARE, "x": FROM_TEN})
 BOXED = '{"label":"a","score":0.5,"x":10}'
-
-
-def open_record(properties: Any) -> Any:
-    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def array(items: Any) -> Any:

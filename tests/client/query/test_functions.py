@@ -11,6 +11,7 @@ from client.query import (
     F,
     ProgramFailed,
     Result,
+    State,
     Unsatisfiable,
     generate,
     query,
@@ -46,6 +47,22 @@ def whole(word, times=2):  # type: ignore[no-untyped-def]
 async def test_a_synchronous_call_within_an_event_loop_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="async def"):
         whole("hi")
+
+
+@pytest.mark.parametrize("name", ["shout", "whole", "template"])
+async def test_a_query_is_watched_with_its_arguments(name: str) -> None:
+    model = ScriptedModel(in_turn("hi"))
+    watched = {
+        "shout": shout.using(model=model).watch("a"),
+        "whole": whole.using(model=model).watch("a", times=1),
+        "template": F("{word}:[X]", model=model).watch(word="a"),
+    }
+
+    *states, result = [part async for part in watched[name]]
+
+    assert isinstance(result, Result)
+    assert result.prompt == "a:hi"
+    assert {type(state) for state in states} == {State}
 
 
 async def test_another_decoder_or_model_makes_another_query() -> None:

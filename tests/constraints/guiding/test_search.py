@@ -28,6 +28,7 @@ from tests.constraints.cases import (
     judge_of,
     language_of,
     legal_of,
+    open_record,
     record,
     text_of,
     vocabulary_of,
@@ -228,14 +229,6 @@ AROUND = {
 }
 
 
-def schema_record(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), **more}
-
-
-def number(**bounds: Any) -> dict[str, Any]:
-    return {"type": "number", **bounds}
-
-
 # Each has the schema of a property, and more of the whole schema.
 PARTS = table("guiding/parts")
 
@@ -255,7 +248,7 @@ def dived(schema: Any, before: bytes = b"") -> bytes | None:
 
 @pytest.mark.parametrize("row", PARTS, ids=json.dumps)
 def test_an_ordinary_schema_needs_no_search(row: Json) -> None:
-    schema = {**schema_record({"f": row["part"], **AROUND}), **row.get("more", {})}
+    schema = {**open_record({"f": row["part"], **AROUND}), **row.get("more", {})}
 
     found = dived(schema)
 
@@ -264,7 +257,7 @@ def test_an_ordinary_schema_needs_no_search(row: Json) -> None:
 
 
 def test_a_text_is_completed_from_any_of_its_places() -> None:
-    schema = schema_record(
+    schema = open_record(
         {
             "name": {"type": "string", "pattern": "^[a-z]{3,8}$"},
             "day": DATE,
@@ -272,7 +265,7 @@ def test_a_text_is_completed_from_any_of_its_places() -> None:
             "share": PROBABILITY,
             "list": {
                 "type": "array",
-                "items": schema_record({"i": {"type": "integer"}}),
+                "items": open_record({"i": {"type": "integer"}}),
                 "minItems": 1,
             },
         }
@@ -287,13 +280,13 @@ def test_a_text_is_completed_from_any_of_its_places() -> None:
 
 
 def test_quotes_in_a_text_begin_and_end_no_string() -> None:
-    schema = schema_record({"a": TEXT, "b": {"enum": ["x", "y"]}})
+    schema = open_record({"a": TEXT, "b": {"enum": ["x", "y"]}})
 
     assert dived(schema, rb'{"a":"\"{[') == b'","b":"x"}'
 
 
 def test_no_more_tokens_are_taken_than_there_are() -> None:
-    language = of_schema(schema_record({"a": {"const": "four"}}))
+    language = of_schema(open_record({"a": {"const": "four"}}))
     text = b'{"a":"four"}'
     hints = language.hints.all()
     matcher = language.matcher()
@@ -320,12 +313,10 @@ def test_what_no_dive_ends_is_found_by_a_search(schema: Any) -> None:
 
 HOSTILE: dict[str, Any] = {
     "choices": {
-        "allOf": [{"anyOf": [{"minimum": i}, schema_record({f"x{i}": TEXT})]} for i in range(9)]
+        "allOf": [{"anyOf": [{"minimum": i}, open_record({f"x{i}": TEXT})]} for i in range(9)]
     },
-    "nested": schema_record(
-        {"a": {"anyOf": [{"$ref": "#"}, {"type": "integer", "multipleOf": 7}]}}
-    ),
-    "long strings": schema_record(
+    "nested": open_record({"a": {"anyOf": [{"$ref": "#"}, {"type": "integer", "multipleOf": 7}]}}),
+    "long strings": open_record(
         {f"p{i}": {"type": "string", "minLength": 4_000 + i} for i in range(9)}
     ),
     "many items": {"type": "array", "minItems": 5_000, "items": PROBABILITY},

@@ -12,12 +12,9 @@ from client.calls import Answer, GenerateCall, GeneratedToken, Message
 from client.errors import ConstraintRefused, Overloaded, ServerFailed
 from client.query import (
     BadProgram,
-    F,
     NotSatisfied,
-    Result,
     Unsatisfiable,
     generate,
-    query,
     run,
     run_all,
     sample,
@@ -202,36 +199,6 @@ async def test_a_line_of_the_trace_file_is_one_whatever_was_written(tmp_path: Pa
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["answer"]["text"] == odd
     assert "é" in line
-
-
-@query
-async def shout(word: str) -> str:  # type: ignore[empty-body]
-    """
-    "{word}:[LOUD]"
-    return LOUD.upper()
-    """
-
-
-@query
-def whole(word, times=2):  # type: ignore[no-untyped-def]
-    for _ in range(times):
-        "{word}:[X]"
-
-
-@pytest.mark.parametrize("name", ["shout", "whole", "Shouting"])
-async def test_a_query_is_watched_with_its_arguments(name: str) -> None:
-    watched = {
-        "shout": shout.using(model=ScriptedModel(in_turn("hi"))).watch("a"),
-        "whole": whole.using(model=ScriptedModel(in_turn("hi"))).watch("a", times=1),
-        "Shouting": F("{word}:[X]", model=ScriptedModel(in_turn("hi"))).watch(word="a"),
-    }
-    seen = [part async for part in watched[name]]
-
-    *states, result = seen
-    assert isinstance(result, Result)
-    assert result.prompt == "a:hi"
-    assert [type(state) for state in states] == [State] * len(states)
-    assert states
 
 
 class Endless(ScriptedModel):
