@@ -4,8 +4,8 @@ Bounds are small, so that outputs of a few tokens come to them; phrases overlap 
 other, have characters of several bytes and stand across tokens.
 
     EXPRESSIONS        sixty, written, of sixty.txt
-    expressions        random ones, over a few characters
-    any_expressions    every kind of term, corners included: empty lists, patterns with quotes
+    expressions        random ones, over a few characters, with every kind of term and its corners:
+                       empty lists, patterns with quotes
     LARGE              the vocabulary: many-byte and split-character tokens
     follow             an output under masks, each of which has to be the oracle's
 """
@@ -131,63 +131,36 @@ def joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression
     return st.one_of(st.builds(And, pairs), st.builds(Or, pairs), st.builds(Not, parts))
 
 
-texts = st.text(alphabet="ab .\n1-ä\u3000", max_size=6)
-# What a literal must be able to say.
-any_text = st.text(st.characters(codec="utf-8"), max_size=6)
-any_several = st.lists(texts, max_size=3, unique=True).map(tuple)
-any_phrases = st.lists(texts.filter(bool), min_size=1, max_size=2, unique=True).map(tuple)
-
-any_atoms: st.SearchStrategy[Expression] = st.one_of(
-    st.builds(Compare, st.sampled_from(Measure), st.sampled_from(Relation), st.integers(-3, 12)),
-    st.builds(OneOf, any_several),
-    st.builds(Contains, st.one_of(texts, any_text)),
-    st.builds(StartsWith, any_several),
-    st.builds(EndsWith, any_several),
-    st.builds(Matches, st.sampled_from((r"[ab]+", r"\d*", r"(a|b)?\.", "", r".*\n", '"\\\\"'))),
-    st.just(IsInt()),
-    st.just(IsFloat()),
-    st.builds(StopsAt, any_phrases),
-    st.builds(Constant, st.booleans()),
-)
-
-
-any_conditions: st.SearchStrategy[Expression] = st.recursive(any_atoms, joined, max_leaves=6)
-any_expressions: st.SearchStrategy[Expression] = st.one_of(
-    any_conditions,
-    st.builds(StopsBefore, any_phrases),
-    st.builds(
-        lambda condition, stop: And((condition, StopsBefore(stop))), any_conditions, any_phrases
-    ),
-)
-
-
 PHRASES = ("a", "b", "ab", "aab", " a", ".", "a.", "ä", "日", "1", "-1")
-PATTERNS = ("a*b", "(ab|a)*", r"\S+ \S+", "[^b]{1,3}", "a?ä?")
+PATTERNS = ("a*b", "(ab|a)*", r"\S+ \S+", "[^b]{1,3}", "a?ä?", r"\d*", r".*\n", "", '"\\\\"')
 
+texts = st.text(alphabet="ab .\n1-ä\u3000", max_size=6)
 phrases = st.sampled_from(PHRASES)
-several = st.lists(phrases, min_size=1, max_size=3, unique=True).map(tuple)
+several = st.lists(st.one_of(phrases, phrases, texts), max_size=3, unique=True).map(tuple)
+stops = st.lists(phrases, min_size=1, max_size=2, unique=True).map(tuple)
 counted = st.builds(
     Compare,
     st.sampled_from((Measure.CHARS, Measure.WORDS, Measure.SENTENCES, Measure.TOKENS)),
     st.sampled_from(Relation),
-    st.integers(0, 5),
+    st.integers(-1, 6),
 )
 atoms = st.one_of(
     counted,
     counted,
     st.builds(Compare, st.just(Measure.INT), st.sampled_from(Relation), st.integers(-11, 11)),
-    st.builds(Contains, phrases),
+    st.builds(Contains, st.one_of(phrases, texts)),
     st.builds(StartsWith, several),
     st.builds(EndsWith, several),
-    st.builds(StopsAt, several),
+    st.builds(StopsAt, stops),
     st.builds(OneOf, several),
     st.builds(Matches, st.sampled_from(PATTERNS)),
-    st.sampled_from((IsInt(), IsFloat())),
+    st.sampled_from((IsInt(), IsFloat(), Constant(True), Constant(False))),
 )
 
 
-conditions: st.SearchStrategy[Expression] = st.recursive(atoms, joined, max_leaves=4)
+conditions: st.SearchStrategy[Expression] = st.recursive(atoms, joined, max_leaves=5)
 expressions: st.SearchStrategy[Expression] = st.one_of(
     conditions,
-    st.builds(lambda part, stop: And((part, StopsBefore(stop))), conditions, several),
+    st.builds(StopsBefore, stops),
+    st.builds(lambda part, stop: And((part, StopsBefore(stop))), conditions, stops),
 )

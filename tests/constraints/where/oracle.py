@@ -238,17 +238,21 @@ class Oracle:
         self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
     ) -> None:
         self._expression = expression
-        atoms = tuple(dict.fromkeys(_atoms(expression)))
-        stops = [atom for atom in atoms if isinstance(atom, StopsBefore)]
+        self._leaves = tuple(dict.fromkeys(_leaves(expression)))
+        bounds = [
+            leaf.bound
+            for leaf in self._leaves
+            if isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS
+        ]
+        stops = [leaf for leaf in self._leaves if isinstance(leaf, StopsBefore)]
         self._phrases = tuple(phrase for stop in stops for phrase in stop.phrases)
-        self._atoms = [atom for atom in atoms if atom not in stops]
+        self._atoms = [leaf for leaf in self._leaves if needs_automaton(leaf)]
         patterns = list(map(pattern_of, self._atoms))
         self._automata = [matches(pattern) for pattern, _ in patterns]
         self._is_match = [is_match for _, is_match in patterns]
         self._alphabet = Alphabet(self._automata, self._phrases)
         self._tokens = tokens
         self.end_ids = tuple(end_ids)
-        bounds = list(_token_bounds(expression))
         self._most_tokens = max([0, *bounds]) + 1
         # Where every byte is a token, what characters can complete tokens can, too.
         self.follows_tokens = bool(bounds) or not set(tokens) >= _BYTES
@@ -404,15 +408,16 @@ class PlainOracle(Oracle):
         self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
     ) -> None:
         super().__init__(expression, tokens, end_ids)
-        named = {char for atom in _atoms(expression) for char in _said(atom)}
+        named = {char for leaf in self._leaves for char in _said(leaf)}
         controls = {char.encode() for char in "\x0b\x0c\x1c\x1d\x1e\x1f" if char not in named}
         self._controls = frozenset(
             token_id
             for token_id, token in enumerate(tokens)
             if any(char in token for char in controls)
         )
-        leaves = (leaf for leaf in _leaves(expression) if isinstance(leaf, Compare))
-        self._counts_words = any(leaf.measure is Measure.WORDS for leaf in leaves)
+        self._counts_words = any(
+            isinstance(leaf, Compare) and leaf.measure is Measure.WORDS for leaf in self._leaves
+        )
 
     def legal(self, prefix: Sequence[int], max_len: int | None = None) -> frozenset[int]:
         """The tokens that may follow."""
@@ -494,16 +499,6 @@ def _leaves(expression: Expression) -> Iterator[Expression]:
             yield expression
 
 
-def _atoms(expression: Expression) -> Iterator[Expression]:
-    """The leaves that need a machine."""
-    return (leaf for leaf in _leaves(expression) if not _counts_tokens(leaf))
-
-
-def _token_bounds(expression: Expression) -> Iterator[int]:
-    for leaf in _leaves(expression):
-        if isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS:
-            yield leaf.bound
-
-
-def _counts_tokens(leaf: Expression) -> bool:
-    return isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS
+def needs_automaton(leaf: Expression) -> bool:
+    counts_tokens = isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS
+    return not counts_tokens and not isinstance(leaf, StopsBefore)

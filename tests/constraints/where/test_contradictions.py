@@ -10,7 +10,7 @@ from constraints.where.contradictions import contradiction, is_plainly_empty
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, OneOf, text
-from tests.constraints.where.expressions import any_conditions, texts
+from tests.constraints.where.expressions import conditions, texts
 
 counts = st.integers(0, 5)
 integer_texts = st.integers(-20, 20).map(str)
@@ -45,7 +45,7 @@ def test_plain_contradictions_are_seen(written: str) -> None:
     assert is_plainly_empty(parse(written))
 
 
-@given(any_conditions, outputs, counts)
+@given(conditions, outputs, counts)
 def test_nothing_that_holds_is_a_contradiction(
     condition: Expression, output: str, num_tokens: int
 ) -> None:

@@ -9,7 +9,7 @@ from constraints.where.parser import parse
 from constraints.where.terms import Expression, Measure, Not
 from tests.constraints.cases import Json
 from tests.constraints.grammars.rig import table
-from tests.constraints.where.expressions import any_conditions, texts
+from tests.constraints.where.expressions import conditions, texts
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_conditions(row: Json) -> None:
     assert [text for text in row.get("fails", []) if holds(expression, text)] == []
 
 
-@given(any_conditions, texts, st.integers(0, 5))
+@given(conditions, texts, st.integers(0, 5))
 def test_a_negation_holds_where_its_part_does_not(
     condition: Expression, text: str, num_tokens: int
 ) -> None:

@@ -34,7 +34,7 @@ from constraints.where.terms import (
     StopsBefore,
     text,
 )
-from tests.constraints.where.expressions import any_expressions
+from tests.constraints.where.expressions import expressions
 
 A, B = OneOf(("a",)), OneOf(("b",))
 
@@ -156,9 +156,14 @@ def test_an_unknown_escape_is_a_backslash_as_in_python() -> None:
     assert parse(r"regex(X, '\d+\.')") == Matches(r"\d+\.")
 
 
-@given(any_expressions)
+@given(expressions)
 def test_what_is_written_reads_back_as_the_same(expression: Expression) -> None:
     assert parse(text(expression)) == expression
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_any_text_can_be_said(said: str) -> None:
+    assert parse(text(Contains(said))) == Contains(said)
 
 
 def test_the_caret_stands_below_wide_characters() -> None:
