@@ -110,17 +110,23 @@ ADDED = [
 ]
 
 
-def with_added(folder: Path, added: list[tuple[int, str, bool]], vocab_size: int) -> Vocabulary:
-    """The bytes, and tokens that stand only among the added ones, as most files have them."""
-    path = save_byte_tokenizer(folder) / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+def with_added(
+    folder: Path, added: list[tuple[int, str, bool]], vocab_size: int, base: Path | None = None
+) -> Vocabulary:
+    """The bytes, or a tokenizer of ours, and tokens that stand only among the added ones.
+
+    Most files have them so. Each has its id and its text; the last says whether it is special.
+    """
+    base = base or save_byte_tokenizer(folder) / "tokenizer.json"
+    tokenizer = json.loads(base.read_text())
+    shape = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer["added_tokens"] += [
         {"id": token_id, "content": content, "special": special, **shape}
         for token_id, content, special in added
     ]
+    path = folder / "tokenizer.json"
     path.write_text(json.dumps(tokenizer))
-    return Vocabulary.load(path, vocab_size, [EOS_ID])
+    return Vocabulary.load(path, vocab_size, [EOS_ID if base == path else 0])
 
 
 @pytest.fixture(scope="module")
@@ -283,27 +289,15 @@ def test_a_vocabulary_that_nobody_needs_goes_with_all_that_was_made_of_it() -> N
     assert gone() is None
 
 
-def with_pads(folder: Path, *added: tuple[int, str]) -> Path:
-    """The bundled tokenizer with more tokens, special ones."""
-    content = json.loads(DEMO.read_text())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for token_id, name in added:
-        entry = {"id": token_id, "content": name, "special": True, **flags}
-        content["added_tokens"].append(entry)
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(content))
-    return path
-
-
 def test_added_tokens_without_weights_are_no_tokens(tmp_path: Path) -> None:
-    path = with_pads(tmp_path, (4096, "[PAD]"), (4097, "[MORE]"))
-    plain, trimmed = Vocabulary.load(DEMO, 4096, [0]), Vocabulary.load(path, 4096, [0])
+    pads = [(4096, "[PAD]", True), (4097, "[MORE]", True)]
+    plain, trimmed = Vocabulary.load(DEMO, 4096, [0]), with_added(tmp_path, pads, 4096, DEMO)
     assert trimmed.tokens == plain.tokens
     text = b'{"a": "[PAD] x <|user|>"}'
     assert trimmed.spell(text) == plain.spell(text)
     language = Compiler(trimmed).compile(ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object"}'))
     assert language.matcher().num_legal([*trimmed.spell(text), 0]) == len(trimmed.spell(text)) + 1
-    partly = Vocabulary.load(path, 4097, [0])
+    partly = with_added(tmp_path, pads, 4097, DEMO)
     assert partly.tokens == (*plain.tokens, mark_of(4096))
 
 
