@@ -174,6 +174,18 @@ async def routing(
     assert [rank.violations for rank in ranks] == [[] for _ in ranks]
 
 
+def an_hour_ahead(shard: FakeShard, num_steps: int = 8) -> Callable[[], float]:
+    """A clock that jumps once the shard has answered so many steps: deadlines pass then."""
+    num_answered = 0
+
+    def count(_: object) -> None:
+        nonlocal num_answered
+        num_answered += 1
+
+    shard.faults.spoil = count
+    return lambda: monotonic() + (3600.0 if num_answered >= num_steps else 0.0)
+
+
 async def settled(rig: Rig) -> None:
     """Until nothing waits, runs or is to be dropped."""
     deadline_s = monotonic() + 20.0

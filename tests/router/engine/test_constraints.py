@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -32,13 +33,13 @@ from router.request.errors import (
     Unsupported,
 )
 from router.request.request import ApiKey, Constraint, JudgedPart
-from router.shards.shards import ShardTimeouts
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
 from tests.constraints.worker.pools import MAX_LEN, costly, vocabulary_file
 from tests.fakes import FakeShard
 from tests.router.rig import (
     ANY_TEXT,
+    PATIENT,
     QUICK,
     Rig,
     asking,
@@ -49,6 +50,7 @@ from tests.router.rig import (
     methods,
     routing,
     settled,
+    until,
 )
 
 _NO_STOPS = StopRule()
@@ -598,9 +600,7 @@ async def test_a_client_that_leaves_while_its_constraint_is_prepared_leaves_noth
         await until_called(shard, "PrepareConstraint")
         rig.batcher.cancel(stream)
         await settled(rig)
-        async with asyncio.timeout(1.0):
-            while is_compiling():
-                await asyncio.sleep(0.002)
+        await until(lambda: not is_compiling())
         shard.faults.hangs.clear()
         # The next one with the same constraint is asked for anew.
         await events_of(rig.batcher.submit(asking(constraint=ANY_TEXT)))
@@ -647,7 +647,7 @@ async def test_a_request_that_may_wait_no_longer_is_asked_to_retry() -> None:
         hurried = replace(ANY_TEXT, prepare_by_s=monotonic() + 0.15)
         error = error_of(await events_of(rig.batcher.submit(asking(constraint=hurried))))
         assert type(error) is Overloaded
-        assert "did not compile the constraint within 0.1" in str(error)
+        assert re.search(r"did not compile the constraint within \d", str(error))
         await settled(rig)
 
 
@@ -674,7 +674,7 @@ async def test_a_drain_waits_for_requests_that_wait_for_a_constraint() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
         stream = rig.batcher.submit(asking(constraint=ANY_TEXT))
-        await rig.batcher.drain(2.0)
+        await rig.batcher.drain(30.0)
         assert end_of(await events_of(stream)).num_generated_tokens == 6
 
 
@@ -684,7 +684,7 @@ async def test_a_step_that_breaks_meanwhile_changes_nothing_for_waiting_requests
 ) -> None:
     shard = FakeShard()
     shard.faults.hangs.add("PrepareConstraint")
-    timeouts = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=0.2, prepare_s=0.5)
+    timeouts = replace(PATIENT, prepare_s=0.5)
     async with routing(shard, timeouts=timeouts) as rig:
         stream = rig.batcher.submit(asking(constraint=ANY_TEXT))
         if is_broken:

@@ -2,9 +2,10 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,6 +69,7 @@ async def housing(
     sampling_defaults: Mapping[str, float] | None = None,
     reading_rules: ReadingRules = READS_ALL,
     max_total_len: int = MAX_TOTAL_LEN,
+    clock: Callable[[], float] = monotonic,
     blind_reason: str | None = None,
     **edge: Any,
 ) -> AsyncIterator[House]:
@@ -89,7 +91,7 @@ async def housing(
     batcher_limits = batcher_limits or BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
     )
-    async with routing(shard, limits=batcher_limits, timeouts=timeouts) as rig:
+    async with routing(shard, limits=batcher_limits, timeouts=timeouts, clock=clock) as rig:
         services = Services(
             infer=rig.infer,
             validation=Validation(

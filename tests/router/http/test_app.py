@@ -20,7 +20,7 @@ from router.request.request import ApiKey, GenerateRequest
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, open_request, record
-from tests.router.rig import PATIENT, methods, settled
+from tests.router.rig import PATIENT, methods, settled, until
 
 JSON = {"content-type": "application/json"}
 ROUTES = ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions"]
@@ -417,7 +417,7 @@ async def ask(house: House, key: str, path: str = "/generate", body: Any = BODY)
 async def test_a_key_has_so_many_requests_at_once() -> None:
     async with housing(slow_shard(), api_keys=ring(max_concurrent_requests=1)) as house:
         first = asyncio.ensure_future(ask(house, "hog"))
-        await asyncio.sleep(0.05)
+        await until(lambda: house.rig.batcher.num_streams == 1)
         second = await ask(house, "hog")
         other = await ask(house, "light")
         assert (await first).status_code == 200
@@ -457,7 +457,7 @@ async def test_a_key_that_fills_the_server_leaves_room_for_the_others() -> None:
     shard = slow_shard()
     async with housing(shard, max_concurrent_requests=4, api_keys=ring()) as house:
         hogs = [asyncio.ensure_future(ask(house, "hog")) for _ in range(4)]
-        await asyncio.sleep(0.05)
+        await until(lambda: house.rig.batcher.num_streams == 4)
         refused = await ask(house, "hog")
         answer = await ask(house, "light", body={**BODY, "parameters": {"max_new_tokens": 2}})
         still_running = [hog for hog in hogs if not hog.done()]

@@ -12,7 +12,7 @@ from tests.checks import FakeChecks
 from tests.fake_script import letters, saying
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, open_request
-from tests.router.rig import settled
+from tests.router.rig import an_hour_ahead, settled
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 SHOWN = len("user: hello\n")
@@ -206,8 +206,8 @@ async def test_a_deadline_holds_for_all_instances() -> None:
     shard = FakeShard(script=letters)
     shard.faults.delay_s = 0.02
     body = {"instances": [{"inputs": "a"}, {"inputs": "b"}]}
-    async with housing(shard) as house, house.client as client:
-        answer = await client.post("/vertex", json=body, headers={"x-request-timeout": "0.2"})
+    async with housing(shard, clock=an_hour_ahead(shard)) as house, house.client as client:
+        answer = await client.post("/vertex", json=body, headers={"x-request-timeout": "60"})
 
     assert answer.status_code == 200
     assert all(0 < len(text) < 100 for text in answer.json()["predictions"])

@@ -280,7 +280,12 @@ async def test_a_client_that_stopped_reading_and_leaves_ends_the_source() -> Non
 
 async def test_silence_is_broken_by_comments_until_the_next_burst() -> None:
     wire = Wire()
-    source = Source(["a"], lambda: asyncio.sleep(0.25), ["b"])
+
+    async def two_comments() -> None:
+        while wire.writes.count(b":\n\n") < 2:
+            await asyncio.sleep(0.001)
+
+    source = Source(["a"], two_comments, ["b"])
 
     await run(source, wire, keep_alive_s=0.1)
 

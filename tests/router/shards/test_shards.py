@@ -378,13 +378,11 @@ async def test_a_shard_that_comes_back_is_found_again() -> None:
         with pytest.raises(ShardFailed, match="UNAVAILABLE"):
             await shards.check_health()
         await shard.start(f"127.0.0.1:{port}")
-        deadline_s = monotonic() + 5.0
-        while True:
-            try:
-                await shards.reset()
-                break
-            except ShardFailed:
-                assert monotonic() < deadline_s
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(ShardFailed):
+                    await shards.reset()
+                    break
         assert (await run(shards, prefill(1, new(7)))).remaining_ids == (7,)
 
 

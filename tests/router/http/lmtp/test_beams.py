@@ -236,7 +236,6 @@ async def test_a_search_ends_with_its_socket() -> None:
             await talk.hello()
             await talk.send("BEAMS", stream_id=1, width=2, holes=[hole(max_tokens=100)], report_s=0)
             await talk.hear()
-        await asyncio.sleep(0.1)
         await settled(house.rig)
         assert house.rig.batcher.admission.num_taken == 0
 

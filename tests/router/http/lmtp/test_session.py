@@ -25,7 +25,7 @@ from tests.fakes import FakeShard, serving
 from tests.router.http.harness import open_request
 from tests.router.http.lmtp.talking import Message, complaints, served, talking
 from tests.router.process import RouterProcess, serving_http
-from tests.router.rig import settled
+from tests.router.rig import settled, until
 
 LONG = {"max_tokens": 100}
 
@@ -177,8 +177,7 @@ async def test_clients_that_leave_at_the_door_are_no_bug(caplog: pytest.LogCaptu
             writer.write(handshake % path)
             await asyncio.sleep(0.001 * (index % 4))
             writer.transport.abort()
-        await asyncio.sleep(0.1)
-        assert house.rig.metrics.sockets.value() == 0
+        await until(lambda: house.rig.metrics.sockets.value() == 0)
 
     assert complaints(caplog) == []
 

@@ -141,7 +141,6 @@ async def test_a_request_that_is_cancelled_while_it_waits_gets_no_further_messag
         heard: list[Message] = []
         while not heard or heard[-1][1]["stream_id"] != 1 or heard[-1][0] != "DONE":
             heard.append(await talk.hear())
-        await asyncio.sleep(0.3)
 
     of_it = [(command, fields) for command, fields in heard if fields["stream_id"] == 2]
     assert [(command, fields["finish_reason"]) for command, fields in of_it] == [
@@ -358,9 +357,10 @@ async def test_who_does_not_answer_pings_is_closed() -> None:
 
 
 async def test_who_answers_pings_may_be_silent_for_long() -> None:
-    rules = ConnectionLimits(ping_interval_s=0.05)
+    # Longer than a busy machine keeps its library from answering.
+    rules = ConnectionLimits(ping_interval_s=1.0)
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(2.5)
         messages = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
 
     assert messages[0][1]["finish_reason"] == "length"

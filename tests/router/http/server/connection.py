@@ -12,7 +12,7 @@ from router.http.server.protocol import ConnectionLimits, HttpProtocol
 from tests.router.http.harness import listening
 
 QUICK = 0.3
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 GET = b"GET /info HTTP/1.1\r\nhost: a\r\n"
 
 

@@ -24,7 +24,7 @@ from tests.fake_script import letters
 from tests.fakes import FakeShard, serving
 from tests.router.http.harness import House, housing, listening
 from tests.router.process import launched
-from tests.router.rig import settled
+from tests.router.rig import settled, until
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -87,6 +87,7 @@ async def test_the_kernel_takes_little_of_what_a_client_does_not_read() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client.connect(bound.socket.getsockname())
         client.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await until(lambda: sent_len > 0)
         before_len = -1
         while sent_len != before_len:
             before_len = sent_len
