@@ -255,7 +255,7 @@ async def test_what_is_no_route_loads_nothing(fleet: RunningFleet) -> None:
 
 
 async def test_who_waits_too_long_gets_503_and_the_load_goes_on(listeners: Listeners) -> None:
-    async with running_fleet(listeners, load_timeout_s=0.05, starts=False) as fleet:
+    async with running_fleet(listeners, load_timeout_s=1.0, starts=False) as fleet:
         answer = await post(fleet, "/v1/completions", {"model": "a"})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "model_loading"

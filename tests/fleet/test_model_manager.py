@@ -177,9 +177,10 @@ async def test_an_idle_model_leaves_when_its_time_is_over() -> None:
     servers.may_start.set()
     manager = manager_over(servers, rules=LoadingRules(idle_timeout_s=0.05))
     (await manager.acquire(model("a"))).close()
-    await asyncio.sleep(0.15)
+    async with asyncio.timeout(30):
+        while states(manager):
+            await asyncio.sleep(0.01)
     assert servers.by_name["a"].is_stopped
-    assert states(manager) == {}
 
 
 async def test_a_drain_refuses_who_waits_and_ends_every_server() -> None:
@@ -257,7 +258,7 @@ async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_r
 
     servers = Slow(far={f"far-{number}" for number in range(5)})
     servers.may_start.set()
-    manager = manager_over(servers, load_timeout_s=0.2)
+    manager = manager_over(servers, load_timeout_s=1.0)
     asking = [asyncio.create_task(manager.acquire(model(f"far-{number}"))) for number in range(5)]
     await settled()
     found = [manager.entry(name).state for name in ("far-3", "far-4")]
@@ -266,7 +267,7 @@ async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_r
     (await manager.acquire(model("near"))).close()
     refused = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(each) for each in refused] == [StillLoading] * 4 + [NoRoom]
-    assert "no room for the model 'far-4' within 0.2 s" in str(refused[4])
+    assert "no room for the model 'far-4' within 1 s" in str(refused[4])
     await manager.drain()
 
 

@@ -213,7 +213,7 @@ def test_a_dry_run_that_is_ended_leaves_nothing_behind() -> None:
         checks = server.descendants()
         server.signal(signal.SIGTERM)
         server.wait()
-        assert wait_until_gone(checks, 5.0) == []
+        assert wait_until_gone(checks) == []
 
 
 @pytest.mark.nightly

@@ -146,7 +146,7 @@ async def test_dropped_sockets_leave_no_block_taken(server: RunningServer) -> No
             talk.socket.transport.abort()
 
     await asyncio.gather(*(drop(index) for index in range(8)))
-    for _ in range(200):
+    for _ in range(600):
         if metric(server, "tandem_kv_blocks_used") == metric(server, "tandem_sockets") == 0:
             break
         await asyncio.sleep(0.05)

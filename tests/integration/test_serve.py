@@ -34,7 +34,7 @@ def generate(server: RunningServer, inputs: str, **parameters: object) -> httpx.
 
 
 def test_the_log_of_a_start_tells_what_is_served_where_and_how(server: RunningServer) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 30
     while "Tandem serves" not in server.said and time.monotonic() < deadline_s:
         time.sleep(0.05)
     expected = [

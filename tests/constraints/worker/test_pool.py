@@ -50,6 +50,12 @@ def num_pauses(pid: int) -> int:
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
+def computed_s(pid: int) -> float:
+    """How long a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
+
+
 async def until(holds: object, timeout_s: float = 30.0) -> None:
     """Waits for a condition, given as a function."""
     assert callable(holds)
@@ -180,7 +186,7 @@ async def test_a_slow_job_holds_up_quick_ones_for_no_more_than_a_slice(tmp_path:
 async def test_more_waiting_jobs_than_allowed_are_turned_away_at_once(tmp_path: Path) -> None:
     async with pooling(tmp_path, num_quick=1, max_waiting=2, slice_s=5.0, wait_s=5.0) as pool:
         first = [asyncio.ensure_future(pool.do(_COSTLY)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await until(lambda: pool._num_waiting == 2)
         with pytest.raises(PoolBusy, match="too many"):
             await pool.do(regex("a"))
         for each in first:
@@ -271,8 +277,9 @@ async def test_a_job_is_done_beside_work_that_leaves_no_core_free(tmp_path: Path
 
 async def test_a_job_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
     async with pooling(tmp_path, cpu_s=60.0, wait_s=60.0) as pool:
-        asking = asyncio.create_task(pool.do(_COSTLY))
-        await asyncio.sleep(0.1)
+        asking = asyncio.create_task(pool.do(costly(num_choices=280_000)))
+        (zygote,) = zygotes()
+        await until(lambda: any(computed_s(pid) > 0.1 for pid in children_of(zygote)))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert pool.num_ended == 1
@@ -355,7 +362,7 @@ asyncio.run(main())
         family = [zygote, *children_of(zygote)]
         assert len(family) > 1
         owner.kill()
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + 30.0
     while any(_is_alive(pid) for pid in family):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -186,11 +186,9 @@ async def test_quick_masks_are_made_between_steps_without_being_asked_for(served
     assert guides is not None
     constraint = pb.Constraint(kind=pb.CONSTRAINT_KIND_WHERE, text="len(words(X)) < 9")
     await served.stub.Prefill(prefill(1, constraint))
-    for _ in range(100):
-        if served.runner.is_prepared:
-            break
-        await asyncio.sleep(0.05)
-    assert served.runner.is_prepared
+    async with asyncio.timeout(30):
+        while not served.runner.is_prepared:
+            await asyncio.sleep(0.05)
     # It was no worker of the pool.
     assert not guides._jobs
     await served.decode(update(1))

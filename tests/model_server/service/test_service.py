@@ -406,18 +406,18 @@ async def test_what_a_router_had_is_freed_when_it_says_nothing_and_the_pool_stay
 ) -> None:
     path = tmp_path / "s"
     async with (
-        listening(service, path, _unexpected, lease_s=0.2),
+        listening(service, path, _unexpected, lease_s=1.0),
         grpc.aio.insecure_channel(f"unix:{path}") as channel,
     ):
         shard = Shard(path, pb_grpc.TextGenerationServiceStub(channel), channel, [])
         assert not (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))).is_warm
         await shard.warm_up()
         await shard.stub.Prefill(prefill(request(1)))
-        for _ in range(5):
-            await asyncio.sleep(0.1)
+        for _ in range(4):
+            await asyncio.sleep(0.3)
             await shard.stub.Health(pb.HealthRequest())
         await shard.decode()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await shard.decode()
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
