@@ -93,7 +93,7 @@ def holds(clause: str, holes: Mapping[str, object]) -> bool:
     """Whether the clause holds where each hole has this value: a Text, or a number."""
     capitals = {name.upper(): function for name, function in _OPERATORS.items()}
     known = {**vars(builtins), **_OPERATORS, **capitals, **holes}
-    with decimal.localcontext(traps=[]):
+    with decimal.localcontext(decimal.Context(traps=[])):
         return bool(eval(clause, {"__builtins__": {}}, known))
 
 
