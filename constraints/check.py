@@ -20,10 +20,9 @@ from constraints.grammars.watching import WatchedLanguage
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
-from constraints.results import Judgement, JudgeResult, SpellingNote
 from constraints.schema.reading import no_key_twice
 from constraints.schema.validation import MaskFormats, violations
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Judgement, JudgeResult, Kind, SpellingNote, Whitespace
 from constraints.vocabulary import Vocabulary, first_bytes_of
 from constraints.where.engine import WhereLanguage
 
@@ -186,58 +185,43 @@ class TextJudge:
         # Several characters may share their first bytes.
         if forced.decode(errors="ignore"):
             return (_quoted(forced),)
-        ids = legal[~np.isin(legal, self._vocabulary.end_ids)]
-        first_bytes = np.unique(self._first_bytes[ids]).tolist()
-        ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
-        leads = [byte for byte in first_bytes if byte >= 0x80]
-        others = self._others(matcher, leads) if leads else ()
-        if len(ascii_firsts) <= _FEW:
-            return (*self._literals(matcher, ascii_firsts), *others, *ends)
-        return (*_classes(ascii_firsts, others), *ends)
+        firsts = self._firsts(legal[~np.isin(legal, self._vocabulary.end_ids)])
+        num_ascii = sum(byte < 0x80 for byte in firsts)
+        others: tuple[str, ...] = ()
+        if num_ascii < len(firsts):
+            literals = self._literals(matcher, b"", firsts[num_ascii:])
+            are_known = literals and all(each.decode(errors="ignore") for each in literals)
+            others = tuple(map(_quoted, literals)) if are_known else (_OTHERS,)
+        if num_ascii > _FEW:
+            return (*_classes(firsts[:num_ascii], others), *ends)
+        literals = self._literals(matcher, b"", firsts[:num_ascii])
+        singles = _runs([each[0] for each in literals if len(each) == 1])
+        return (*singles, *(_quoted(each) for each in literals if len(each) > 1), *others, *ends)
 
-    def _literals(self, matcher: Matcher, firsts: Sequence[int]) -> list[str]:
-        """Characters with the text that must follow them; others as ranges."""
-        literals = {byte: self._literal(matcher, byte) for byte in firsts}
-        single = [byte for byte, literal in literals.items() if len(literal) == 1]
-        longer = [_quoted(literal) for literal in literals.values() if len(literal) > 1]
-        return [*_runs(single), *longer]
+    def _firsts(self, token_ids: npt.NDArray[np.int64]) -> list[int]:
+        return np.unique(self._first_bytes[token_ids]).tolist()
 
-    def _literal(self, matcher: Matcher, byte: int) -> bytes:
-        token_id = self._singles[byte]
-        # If tokens are counted, a longer one may be legal while its first byte is not.
-        if token_id is None or matcher.num_legal((token_id,)) == 0:
-            return bytes([byte])
-        ahead = matcher.fork()
-        ahead.advance(token_id)
-        forced = b"" if ahead.is_complete else ahead.deterministic_suffix()
-        return bytes([byte]) + forced
+    def _literals(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> list[bytes]:
+        """Characters that begin so, each with the text that must follow it; none if there are many.
 
-    def _others(self, matcher: Matcher, leads: Sequence[int]) -> tuple[str, ...]:
-        """The legal characters beyond ASCII, listed if they are few."""
-        characters = self._characters(matcher, b"", leads)
-        return tuple(map(repr, sorted(characters))) or (_OTHERS,)
-
-    def _characters(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> set[str]:
-        """The characters that begin with these bytes, if they are few; empty if unknown."""
-        found: set[str] = set()
-        if len(nexts) > _FEW:
-            return found
-        for byte in nexts:
+        Of a character that single bytes do not lead through, the beginning.
+        """
+        found: list[bytes] = []
+        for byte in nexts if len(nexts) <= _FEW else ():
             token_id = self._singles[byte]
-            character = begun + bytes([byte])
+            literal = begun + bytes([byte])
             # If tokens are counted, a longer one may be legal while its first byte is not.
-            if token_id is None or matcher.num_legal((token_id,)) == 0 or len(character) > 4:
-                return set()
-            more = {character.decode(errors="ignore")} - {""}
-            if not more:
-                ahead = matcher.fork()
-                ahead.advance(token_id)
-                firsts = np.unique(self._first_bytes[self._legal(ahead)]).tolist()
-                more = self._characters(ahead, character, firsts)
-            found |= more
-            if not more or len(found) > _FEW:
-                return set()
-        return found
+            if token_id is None or matcher.num_legal((token_id,)) == 0:
+                found.append(literal)
+                continue
+            ahead = matcher.fork()
+            ahead.advance(token_id)
+            if literal.decode(errors="ignore"):
+                forced = b"" if ahead.is_complete else ahead.deterministic_suffix()
+                found.append(literal + forced)
+            else:
+                found += self._literals(ahead, literal, self._firsts(self._legal(ahead))) or [b""]
+        return found if len(found) <= _FEW else []
 
     def _follow(self, matcher: Matcher, text: str) -> int:
         """Advance over the legal characters of the text; returns their number."""

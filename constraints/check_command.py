@@ -22,8 +22,7 @@ from rich.text import Text
 
 from constraints.end_tokens import EndTokens
 from constraints.errors import ConstraintError, TooComplex
-from constraints.results import Judgement, JudgeResult
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Judgement, JudgeResult, Kind, Whitespace
 from constraints.worker.jobs import Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from processes.model_folders import HubError, find_folder

@@ -10,9 +10,10 @@ ConstraintError
 `-- EngineFailed    the engine broke while it followed an output, which cannot continue
 """
 
-import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+from rich.cells import cell_len
 
 
 class ConstraintError(Exception):
@@ -96,10 +97,10 @@ def complaint(text: str, start: int, end: int, what: str, hint: str | None = Non
     line_end = text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
     shown, column = _window(text[line_start:line_end], start - line_start)
-    num_carets = max(1, _width(shown[column : column + end - start]))
+    num_carets = max(1, cell_len(shown[column : column + end - start]))
     line = text.count("\n", 0, start) + 1
     place = f"line {line}, column {start - line_start + 1}" if line > 1 else f"position {start}"
-    message = f"{place}: {what}\n  {shown}\n  {' ' * _width(shown[:column])}{'^' * num_carets}"
+    message = f"{place}: {what}\n  {shown}\n  {' ' * cell_len(shown[:column])}{'^' * num_carets}"
     return Malformed(f"{message}\n{hint}" if hint else message, start)
 
 
@@ -112,14 +113,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most similar."""
     matches = get_close_matches(name[:64].lower(), list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
-
-
-def _width(shown: str) -> int:
-    """Its number of columns in a terminal."""
-    return sum(
-        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
-        for char in shown
-    )
 
 
 def _window(line: str, column: int) -> tuple[str, int]:

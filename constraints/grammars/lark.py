@@ -20,19 +20,13 @@ proven: the search for an output's first completion finds none.
 import json
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
 from constraints.definition_graph import check_depth
 from constraints.engine import HEADER, error_of
-from constraints.errors import (
-    ConstraintError,
-    Contradiction,
-    Malformed,
-    NotEnforced,
-    TooComplex,
-    complaint,
-)
+from constraints.errors import ConstraintError, Malformed, NotEnforced, TooComplex, complaint
 from constraints.regex.writing import translate_terminal
 from constraints.schema import json_schema
 from constraints.schema.grammar import json_literal
@@ -149,8 +143,6 @@ def misplaced(text: str, word: Word, what: str) -> Malformed:
 
 
 _BROKEN = "~/(?s:.*)/"
-_OPENING = ("(", "[")
-_CLOSING = (")", "]")
 
 
 def negations_as_texts(
@@ -161,57 +153,29 @@ def negations_as_texts(
     written: replacements made before, which ignore negations
     """
     changed = dict(written)
-    for line in lines(found):
-        closed_by = _closed_by(line)
-        # Inner negations come first, so that their brackets are closed first.
-        for index in range(len(line) - 1, -1, -1):
-            if not _negates(line, index) or (index and _negates(line, index - 1)):
-                continue
-            atom = _behind_signs(line, index)
-            end = _end_of_atom(line, atom, closed_by)
-            if end > len(line):
+    sign: Word | None = None  # of the negation of what begins here
+    opened: list[Word | None] = []
+    for word, following in zip_longest(found, found[1:]):
+        is_range = word.text == ".." or (following is not None and following.text == "..")
+        if word.text == "~" and (following is None or following.kind != "number"):
+            if sign is None:
+                sign = word
                 continue
             # The engine allows no `~` before a `~`; two of them cancel out.
-            changed.update({sign.start: "" for sign in line[index:atom]})
-            if (atom - index) % 2:
-                last = line[end - 1]
-                inner = changed.get(last.start, text[last.start : last.end])
-                changed[line[index].start] = "~("
-                changed[last.start] = f"{inner} | {_BROKEN})"
+            changed |= {sign.start: "", word.start: ""}
+            sign = None
+        elif word.text in ("(", "["):
+            opened.append(sign)
+            sign = None
+        elif not is_range:
+            if word.text in (")", "]") and opened:
+                sign = opened.pop()
+            if sign is not None:
+                changed[sign.start] = "~("
+                inner = changed.get(word.start, text[word.start : word.end])
+                changed[word.start] = f"{inner} | {_BROKEN})"
+            sign = None
     return changed
-
-
-def _closed_by(line: Sequence[Word]) -> dict[int, int]:
-    """Where each bracket is closed."""
-    found: dict[int, int] = {}
-    opened: list[int] = []
-    for index, word in enumerate(line):
-        if word.text in _OPENING:
-            opened.append(index)
-        elif word.text in _CLOSING and opened:
-            found[opened.pop()] = index
-    return found
-
-
-def _negates(line: Sequence[Word], index: int) -> bool:
-    """Whether a negation begins here: in `A~2..3` the sign is a repeat."""
-    rest = line[index : index + 2]
-    return len(rest) == 2 and rest[0].text == "~" and rest[1].kind != "number"
-
-
-def _behind_signs(line: Sequence[Word], start: int) -> int:
-    """The first word from here on that is no sign of a negation, or the line's last."""
-    while line[start].text == "~" and start + 1 < len(line):
-        start += 1
-    return start
-
-
-def _end_of_atom(line: Sequence[Word], start: int, closed_by: Mapping[int, int]) -> int:
-    """The index behind the group, the range of characters or the single word that begins here."""
-    if line[start].text in _OPENING:
-        return closed_by.get(start, len(line)) + 1
-    is_range = start + 1 < len(line) and line[start + 1].text == ".."
-    return start + (3 if is_range else 1)
 
 
 _REFUSED_STATEMENTS = {
@@ -295,18 +259,17 @@ def explain(text: str, message: str) -> ConstraintError:
     unknown = _UNKNOWN.match(what)
     for word in words(text):
         if unknown and word.text == unknown[1] and word.start >= start:
-            return _placed(error, text, word.start, word.end, what)
-    return _placed(error, text, start, start + 1, what)
+            return _placed(error, str(misplaced(text, word, what)), word.start)
+    return _placed(error, str(complaint(text, start, start + 1, what)), start)
 
 
-def _placed(error: ConstraintError, text: str, start: int, end: int, what: str) -> ConstraintError:
-    """The same kind of error, about text[start:end]."""
-    placed = complaint(text, start, end, what)
-    if isinstance(error, Malformed):
-        return placed
-    if isinstance(error, NotEnforced):
-        return NotEnforced(str(placed), position=start)
-    return type(error)(str(placed))
+def _placed(error: ConstraintError, message: str, position: int) -> ConstraintError:
+    """The same error about the grammar, and not about a part of it."""
+    placed = copy(error)
+    placed.args = (message,)
+    if isinstance(placed, Malformed | NotEnforced):
+        placed.position = position
+    return placed
 
 
 def _check(text: str, found: list[Word], special_ids: Container[int | None]) -> None:
@@ -365,20 +328,7 @@ def _pattern(text: str, word: Word) -> str:
         what = str(error).partition("\n")[0].partition(": ")[2]
         start = word.start + 1 + max(0, (place or 0) - len(prefix))
         end = word.end if place is None else start + 1
-        raise _placed(error, text, start, end, what) from None
-
-
-def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError:
-    """The error of an embedded schema, with its place in the grammar."""
-    message = f"{misplaced(text, word, 'in this schema')}\n{error}"
-    match error:
-        case NotEnforced():
-            return NotEnforced(message, error.pointer, word.start)
-        case Malformed():
-            return Malformed(message, word.start, error.pointer)
-        case Contradiction():
-            return Contradiction(message, error.parts)
-    return type(error)(message)
+        raise _placed(error, str(complaint(text, start, end, what)), start) from None
 
 
 def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> str:
@@ -388,7 +338,8 @@ def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> 
         else:
             rewritten = json_schema.checked(word.value, watches=False)
     except ConstraintError as error:
-        raise _in_schema(text, word, error) from None
+        message = f"{misplaced(text, word, 'in this schema')}\n{error}"
+        raise _placed(error, message, word.start) from None
     literal = json_literal(rewritten.root, rewritten.definitions, whitespace)
     # As many lines as before, so that line numbers stay the same.
     return literal[:-1] + "\n" * text.count("\n", word.start, word.end) + literal[-1]

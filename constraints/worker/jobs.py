@@ -16,13 +16,17 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote, VerifyResult
 from constraints.spec import (
     MAX_SENT_CHARS,
+    CheckResult,
     ConstraintSpec,
+    Judgement,
+    JudgeResult,
+    SpellingNote,
     StopRule,
     ThoughtRule,
     Translation,
+    VerifyResult,
 )
 
 

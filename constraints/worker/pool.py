@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from constraints.errors import ConstraintError, TooComplex
-from constraints.results import CheckResult, JudgeResult, VerifyResult
+from constraints.spec import CheckResult, JudgeResult, VerifyResult
 from constraints.worker.jobs import Bug, Job, answer_from_json, job_to_json
 from processes.zygote.client import Exit, IdleWorkers, Program, WorkerEnded, WorkerProcess
 from processes.zygote.frames import Frame, frame
@@ -135,7 +135,6 @@ class VocabularyFile:
             *("--tokenizer", str(self.tokenizer_path)),
             *size,
             *("--end-ids", ",".join(map(str, self.end_ids))),
-            *("--max-len", str(self.max_len)),
         )
 
 

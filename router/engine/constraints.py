@@ -30,8 +30,15 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
+from constraints.spec import (
+    CheckResult,
+    ConstraintSpec,
+    JudgeResult,
+    Kind,
+    StopRule,
+    ThoughtRule,
+    VerifyResult,
+)
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from processes.zygote.client import ZygoteFailed

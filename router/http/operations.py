@@ -19,8 +19,7 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from constraints.results import JudgeResult
-from constraints.spec import ConstraintSpec
+from constraints.spec import ConstraintSpec, JudgeResult
 from router.engine.infer import Infer
 from router.engine.validation import Limits
 from router.http.bodies import json_response, unless_disconnected

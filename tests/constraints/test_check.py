@@ -8,8 +8,7 @@ import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.check import TextJudge, judge
-from constraints.results import Judgement
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Judgement, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import (
     TokenList,
@@ -51,7 +50,7 @@ def test_a_text_that_looks_like_a_special_token_is_text_where_tokens_are_counted
     [
         (ConstraintSpec(Kind.WHERE, 'X in ["café", "cafè"]'), "cafe", 3, ("'è'", "'é'")),
         (ConstraintSpec(Kind.CHOICE, '["日本", "日曜"]'), "日x", 1, ("'曜'", "'本'")),
-        (ConstraintSpec(Kind.JSON_SCHEMA, '{"enum": ["é", "è"]}'), '"e"', 1, ("'è'", "'é'")),
+        (ConstraintSpec(Kind.JSON_SCHEMA, '{"enum": ["é", "è"]}'), '"e"', 1, ("'è\"'", "'é\"'")),
         (ConstraintSpec(Kind.LARK, 'start: "é" | "è"'), "e", 0, ("'è'", "'é'")),
         (ConstraintSpec(Kind.CHOICE, '["日本", "日本x"]'), "日x", 1, ("'本'",)),
         (ConstraintSpec(Kind.REGEX, "a[à-ÿ]"), "ab", 1, ("characters beyond ASCII",)),

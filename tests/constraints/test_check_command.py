@@ -13,9 +13,9 @@ import pytest
 from constraints.compiler import Compiler
 from constraints.errors import ConstraintError
 from constraints.vocabulary import Vocabulary
+from constraints.worker.__main__ import Work
 from constraints.worker.jobs import Answer, Job
 from constraints.worker.pool import PoolRules, VocabularyFile
-from constraints.worker.work import Work
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.command_line import run_launcher
 

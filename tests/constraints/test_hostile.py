@@ -20,8 +20,7 @@ import pytest
 
 import models.demo
 from constraints.errors import ConstraintError
-from constraints.results import CheckResult, JudgeResult
-from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.spec import CheckResult, ConstraintSpec, JudgeResult, Kind, StopRule
 from constraints.worker.jobs import Check, Judge, job_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from processes.zygote.frames import frame

@@ -15,16 +15,21 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.results import CheckResult, Judgement, JudgeResult, SpellingNote, VerifyResult
 from constraints.spec import (
     MAX_SENT_CHARS,
+    CheckResult,
     ConstraintSpec,
+    Judgement,
+    JudgeResult,
     Kind,
+    SpellingNote,
     StopRule,
     ThoughtRule,
     Translation,
+    VerifyResult,
     Whitespace,
 )
+from constraints.worker.__main__ import Work
 from constraints.worker.jobs import (
     Answer,
     Bug,
@@ -39,7 +44,6 @@ from constraints.worker.jobs import (
     job_from_json,
     job_to_json,
 )
-from constraints.worker.work import Work
 from processes.zygote.frames import HEADER, frame
 from tests.constraints.cases import demo_vocabulary
 

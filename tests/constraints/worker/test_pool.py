@@ -15,16 +15,9 @@ import pytest
 import pytest_asyncio
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, TooComplex
-from constraints.results import CheckResult, JudgeResult
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import CheckResult, ConstraintSpec, JudgeResult, Kind
 from constraints.worker.jobs import Check, Judge
-from constraints.worker.pool import (
-    PoolBusy,
-    PoolRules,
-    TokenBucket,
-    VocabularyFile,
-    WorkerPool,
-)
+from constraints.worker.pool import PoolBusy, PoolRules, TokenBucket, VocabularyFile, WorkerPool
 from native.time_slice import slice_ns
 from processes.zygote.client import IdleWorkers, Program, ZygoteClient, ZygoteFailed
 from tests.constraints.worker.pools import (
