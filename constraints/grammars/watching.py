@@ -14,7 +14,8 @@ import json
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -30,7 +31,7 @@ from constraints.engine import GrammarLanguage, GrammarMatcher, Original
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.schema.reading import hashable
 from constraints.schema.validation import judge_of, loads
-from constraints.schema.watched import Watch, read
+from constraints.schema.watched import OF_ARRAYS, OF_OBJECTS, Watch, read
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
 _STRING_END = re.compile(rb'["\\]')
@@ -82,8 +83,8 @@ class Watches:
         """`text`: as `watch.written` writes it."""
         watched = read(text)
         self.checked_at_close = watched.checked_at_close
-        self.arrays = [place.of_arrays for place in watched.places]
-        self.objects = [place.of_objects for place in watched.places]
+        self.arrays = [place.only(OF_ARRAYS) for place in watched.places]
+        self.objects = [place.only(OF_OBJECTS) for place in watched.places]
         self.judged = [place.judged for place in watched.places]
         wanted = [each.schema for place in watched.places for each in place.wanted]
         schemas = {*wanted, *(each for some in self.judged for each in some)}
@@ -125,8 +126,7 @@ class Position:
 
     def legal_part(self, more: bytes, *, judges: bool = True) -> "tuple[int, Position | None]":
         """How many of the bytes may follow, and the place behind them if all may."""
-        after = Position.__new__(Position)
-        after.__dict__.update(self.__dict__)
+        after = copy(self)
         after._judges = judges
         num_legal = after._read(more)
         return num_legal, after if num_legal == len(more) else None
@@ -351,23 +351,19 @@ class Position:
         frame = self.frames[-1] if self.frames else None
         if frame is None or not frame.watch.reads_items:
             return True
-        after = self._remembered(frame, value) if frame.watch.differ else frame
-        if after is not None and frame.watch.wanted:
-            after = self._counted(after, value)
-        if after is None:
+        if frame.watch.differ:
+            equal = hashable(loads(value.decode()))
+            if equal in frame.seen:
+                return False
+            frame = frame._replace(seen=frame.seen | {equal})
+        counts = self._counted(frame, value)
+        if counts is None:
             return False
-        self.frames = (*self.frames[:-1], after)
+        self.frames = (*self.frames[:-1], frame._replace(counts=counts))
         return True
 
-    def _remembered(self, frame: Frame, item: bytes) -> Frame | None:
-        """The frame with this item; None: it is there already."""
-        equal = hashable(loads(item.decode()))
-        if equal in frame.seen:
-            return None
-        return frame._replace(seen=frame.seen | {equal})
-
-    def _counted(self, frame: Frame, item: bytes) -> Frame | None:
-        """The frame with this item counted; None: too many of a kind, or too few can follow."""
+    def _counted(self, frame: Frame, item: bytes) -> tuple[int, ...] | None:
+        """How many of each kind with this item; None: too many of one, or too few can follow."""
         watch = frame.watch
         counts = tuple(
             count + self.watches.is_wanted(each.schema, item)
@@ -379,7 +375,7 @@ class Position:
                 return None
             if room is not None and each.least - count > room:
                 return None
-        return frame._replace(counts=counts)
+        return counts
 
 
 _STEPS = {
@@ -435,55 +431,32 @@ _IN_STRING = (Mode.STRING, Mode.IN_KEY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Quoting:
-    """The tokens that have a quotation mark, as read within a string.
+class _Endings:
+    """The tokens of a vocabulary that may be forbidden, by where they begin.
 
-    token_ids: of them
-    number:    by what stands behind the mark
+    elsewhere: outside of strings
+    compound:  where nothing watched is open
+    quoting:   ids of those that have a quotation mark, as read within a string
+    number:    of each, by what stands behind the mark
     afters:    that, by these numbers
     is_alone:  by these numbers, whether each token has to be tried
-    by_before: the tokens by what stands before the mark
+    by_before: the ids by what stands before the mark
     """
 
-    token_ids: npt.NDArray[np.int64]
+    elsewhere: Bitmask
+    compound: Bitmask
+    quoting: npt.NDArray[np.int64]
     number: npt.NDArray[np.int64]
     afters: tuple[bytes, ...]
     is_alone: npt.NDArray[np.bool_]
     by_before: dict[bytes, list[int]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Endings:
-    """The tokens of a vocabulary that may be forbidden, by where they begin.
-
-    quoting:   within a string
-    elsewhere: outside of strings
-    compound:  where nothing watched is open
-    """
-
-    quoting: _Quoting
-    elsewhere: Bitmask
-    compound: Bitmask
-
-
 @kept_with_vocabulary(1)
 def endings_of(vocabulary: Vocabulary) -> _Endings:
     """The tokens that end values; takes a tenth of a second once."""
     by_text = {token: index for index, token in enumerate(vocabulary.tokens) if token}
-
-    def row(found: Iterator[int]) -> Bitmask:
-        return row_of(list(found), vocabulary.num_words)
-
-    return _Endings(
-        _quoting(by_text),
-        row(index for token, index in by_text.items() if not _INERT.fullmatch(token)),
-        row(index for token, index in by_text.items() if _COMPOUND.match(token)),
-    )
-
-
-def _quoting(by_text: dict[bytes, int]) -> _Quoting:
-    ids: list[int] = []
-    numbers: list[int] = []
+    numbers: dict[int, int] = {}
     afters: dict[bytes, int] = {}
     by_before: defaultdict[bytes, list[int]] = defaultdict(list)
     for token, token_id in by_text.items():
@@ -493,14 +466,16 @@ def _quoting(by_text: dict[bytes, int]) -> _Quoting:
             after = token[found.end() :] if found else token
             if found:
                 by_before[found[1]].append(token_id)
-            ids.append(token_id)
-            numbers.append(afters.setdefault(after, len(afters)))
-    is_alone = [not _PLAIN.fullmatch(after) for after in afters]
-    return _Quoting(
-        np.array(ids, dtype=np.int64),
-        np.array(numbers, dtype=np.int64),
+            numbers[token_id] = afters.setdefault(after, len(afters))
+    elsewhere = [index for token, index in by_text.items() if not _INERT.fullmatch(token)]
+    compound = [index for token, index in by_text.items() if _COMPOUND.match(token)]
+    return _Endings(
+        row_of(elsewhere, vocabulary.num_words),
+        row_of(compound, vocabulary.num_words),
+        np.array([*numbers], dtype=np.int64),
+        np.array([*numbers.values()], dtype=np.int64),
         tuple(afters),
-        np.array(is_alone, dtype=np.bool_),
+        np.array([not _PLAIN.fullmatch(after) for after in afters], dtype=np.bool_),
         dict(by_before),
     )
 
@@ -550,26 +525,26 @@ class WatchedMatcher(GrammarMatcher):
         elif not self._position.num_watched:
             legal = row & endings.compound
         elif self._position.mode in _IN_STRING:
-            return self._string_endings(row, endings.quoting)
+            return self._string_endings(row, endings)
         else:
             legal = row & endings.elsewhere
         return allowed_ids(legal).tolist() if legal.any() else []
 
-    def _string_endings(self, row: Bitmask, quoting: _Quoting) -> list[int]:
-        ids = quoting.token_ids
+    def _string_endings(self, row: Bitmask, endings: _Endings) -> list[int]:
+        ids = endings.quoting
         has_bit = (row[ids >> 5] >> (ids & 31).astype(np.int32)) & 1 > 0
-        if np.count_nonzero(has_bit) <= _MAX_TRIED:
-            return list(map(int, ids[has_bit]))
-        numbers = quoting.number[has_bit]
         ids = ids[has_bit]
+        if len(ids) <= _MAX_TRIED:
+            return list(map(int, ids))
+        numbers = endings.number[has_bit]
         # Whatever the string is, unless it is one that is there.
         position = self._position
-        is_alone = quoting.is_alone.copy()
+        is_alone = endings.is_alone.copy()
         other = b"~" * position.longest_len + b'"'
         within = position.is_within_item
         wanted = position.frames[-1].watch.wanted
         for number in np.unique(numbers).tolist():
-            after = quoting.afters[number]
+            after = endings.afters[number]
             if is_alone[number]:
                 continue
             behind = position.behind(other + after, judges=False)
@@ -580,7 +555,7 @@ class WatchedMatcher(GrammarMatcher):
                 is_alone[number] = True
             elif not is_legal:
                 clear_bits(row, ids[numbers == number].tolist())
-        same = [each for text in position.contents for each in quoting.by_before.get(text, ())]
+        same = [each for text in position.contents for each in endings.by_before.get(text, ())]
         return [*ids[is_alone[numbers]].tolist(), *(each for each in same if is_set(row, each))]
 
     def _may_follow(self, token: bytes) -> bool:

@@ -1,4 +1,8 @@
-"""The grammar text of a rewritten schema, with options for the spelling of JSON.
+"""Rewritten schemas: what their parts say, which exclude each other, and the grammar text of all.
+
+So that `oneOf` becomes `anyOf`, schemas are compared by their types and, of objects, by the values
+of keys that one of them requires: the tag of a tagged union. Of others the engine is asked whether
+anything is both.
 
 References without a finite instance are taken out first: {"a": {"$ref": "#"}} with "a" required.
 The engine would allow their beginnings without end. No value is valid in place of such a reference,
@@ -6,19 +10,21 @@ so it is replaced by `false`, which the engine never enters.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeAlias
 
 from llguidance import LLMatcher
 
 from constraints.definition_graph import check_depth, closure
 from constraints.engine import HEADER, LIMITS, error_of
-from constraints.errors import ConstraintError
-from constraints.schema.reading import Json
+from constraints.errors import ConstraintError, Contradiction
+from constraints.schema.reading import Json, hashable
 from constraints.spec import Whitespace
 
 # What the engine is not given: keywords for which texts are watched beside it.
 WATCH = "x-watch"
-_ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def prune(root: Json, definitions: dict[str, Json]) -> bool:
@@ -26,8 +32,8 @@ def prune(root: Json, definitions: dict[str, Json]) -> bool:
 
     Raises TooComplex for definitions that are nested too deeply.
     """
-    mentions = {name: _mentioned(schema) for name, schema in definitions.items()}
-    check_depth(_mentioned(root), mentions)
+    mentions = {name: mentioned(schema) for name, schema in definitions.items()}
+    check_depth(mentioned(root), mentions)
     ending = closure(mentions, lambda name, known: _ends(definitions[name], known))
     unproductive = {f"#/$defs/{name}" for name in definitions if name not in ending}
     if unproductive:
@@ -65,7 +71,8 @@ def all_parts(root: Json, definitions: dict[str, Json]) -> list[dict[str, Json]]
     return [part for schema in (root, *definitions.values()) for part in parts(schema)]
 
 
-def _mentioned(schema: Json) -> list[str]:
+def mentioned(schema: Json) -> list[str]:
+    """The definitions that a rewritten schema refers to."""
     return [part["$ref"].rpartition("/")[2] for part in parts(schema) if "$ref" in part]
 
 
@@ -83,9 +90,7 @@ def _ends(schema: Json, ending: set[str]) -> bool:
             return False
     if "const" in schema or "enum" in schema:
         return True
-    types = schema.get("type", _ALL_TYPES)
-    names = [types] if isinstance(types, str) else types
-    return any(_ends_as(name, schema, ending) for name in names)
+    return any(_ends_as(name, schema, ending) for name in types_of(schema))
 
 
 def _ends_as(name: str, schema: Json, ending: set[str]) -> bool:
@@ -178,3 +183,140 @@ def json_literal(root: Json, definitions: dict[str, Json], whitespace: Whitespac
     schema = root if isinstance(root, dict) else {"allOf": [root]}
     whole = {**schema, "$defs": definitions, "x-guidance": options}
     return f"%json {json.dumps(whole)}"
+
+
+OVERLAPPING = (
+    "the options of oneOf are not known to exclude each other; write anyOf, or give each"
+    " option a required property with a const of its own"
+)
+# Pairs of options, by their indices; the first one is the smaller.
+Pairs: TypeAlias = frozenset[tuple[int, int]]
+
+_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+_ALL_TYPES = frozenset(_TYPES.values())
+_MAX_DEPTH = 5
+# The most options of a `oneOf` that are compared.
+_MAX_OPTIONS = 200
+# The most questions to the engine for one `oneOf`; each takes 1 or 2 ms.
+_MAX_ASKED = 66
+
+
+def open_one_ofs(root: Json, definitions: dict[str, Json]) -> list[tuple[dict[str, Json], Pairs]]:
+    """Turn each `oneOf` whose options exclude each other into `anyOf`, in place.
+
+    Returns the other schemas, and the pairs of their options that may have values in common.
+    """
+    others = []
+    for part in [each for each in all_parts(root, definitions) if "oneOf" in each]:
+        pairs = _overlaps(part["oneOf"], definitions)
+        if pairs:
+            others.append((part, pairs))
+        else:
+            _rename_one_of(part)
+    return others
+
+
+def _rename_one_of(part: dict[str, Json]) -> None:
+    if "anyOf" in part:
+        part.setdefault("allOf", []).append({"anyOf": part.pop("oneOf")})
+        return
+    # At the same position: the engine orders keys by their first occurrence.
+    renamed = {"anyOf" if key == "oneOf" else key: value for key, value in part.items()}
+    part.clear()
+    part.update(renamed)
+
+
+def _overlaps(options: list[Json], definitions: dict[str, Json]) -> Pairs:
+    """The pairs that are not known to exclude each other, by their indices."""
+    pairs = list(combinations(range(len(options)), 2))
+    if len(options) > _MAX_OPTIONS:
+        return frozenset(pairs)
+    said = [_said(option, definitions) for option in options]
+    unlike = [(one, other) for one, other in pairs if not said[one].excludes(said[other])]
+    return frozenset(
+        (one, other)
+        for index, (one, other) in enumerate(unlike)
+        if index >= _MAX_ASKED
+        or not isinstance(
+            refusal_of({"allOf": [options[one], options[other]]}, definitions), Contradiction
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a schema says for certain, as far as it is read here.
+
+    types:    that its values may have
+    required: keys of objects
+    values:   by the key of an object, what it may be there
+    """
+
+    types: frozenset[str]
+    required: frozenset[str]
+    values: Mapping[str, frozenset[Hashable]]
+
+    def excludes(self, other: "_Said") -> bool:
+        """Whether no value satisfies both: by type, or by a tag of objects."""
+        types = self.types & other.types
+        shared = self.values.keys() & other.values.keys() & (self.required | other.required)
+        return not types or (
+            types == {"object"}
+            and any(self.values[key].isdisjoint(other.values[key]) for key in shared)
+        )
+
+
+def _said(schema: Json, definitions: Mapping[str, Json]) -> _Said:
+    types = _ALL_TYPES if schema is not False else frozenset()
+    required: frozenset[str] = frozenset()
+    values: dict[str, frozenset[Hashable]] = {}
+    for part in _all_conjuncts(schema, definitions, 0):
+        types &= types_of(part)
+        required |= {*part.get("required", ())}
+        for key, inner in part.get("properties", {}).items():
+            for listed in map(values_of, _all_conjuncts(inner, definitions, 0)):
+                if listed is not None:
+                    values[key] = frozenset(map(hashable, listed))
+    return _Said(types, required, values)
+
+
+def _all_conjuncts(
+    schema: Json, definitions: Mapping[str, Json], depth: int
+) -> Iterator[dict[str, Json]]:
+    """The schema and those that hold beside it, also behind references."""
+    if isinstance(schema, dict) and depth <= _MAX_DEPTH:
+        yield schema
+        for each in conjuncts(schema, definitions):
+            yield from _all_conjuncts(each, definitions, depth + 1)
+
+
+def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
+    """The schemas that hold beside a schema's own keywords."""
+    referred = [definitions[schema["$ref"].rpartition("/")[2]]] if "$ref" in schema else []
+    return [*referred, *schema.get("allOf", ())]
+
+
+def types_of(schema: Json) -> frozenset[str]:
+    """The types that a schema's own keywords allow; an integer is a number."""
+    values = values_of(schema)
+    if values is not None:
+        return frozenset(_TYPES[type(value)] for value in values)
+    types = schema.get("type", _ALL_TYPES)
+    names = {types} if isinstance(types, str) else set(types)
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
+def values_of(schema: Json) -> list[Json] | None:
+    """The values that a schema lists."""
+    if "const" in schema:
+        return [schema["const"]]
+    values: list[Json] | None = schema.get("enum")
+    return values

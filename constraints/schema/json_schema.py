@@ -8,21 +8,18 @@ from dataclasses import dataclass, replace
 from time import thread_time
 
 from constraints.engine import error_of
-from constraints.errors import (
-    ConstraintError,
-    Contradiction,
-    NotEnforced,
-    TooComplex,
-)
+from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.schema import containers, scalars
 from constraints.schema.closing_checks import judge_at_close, unjudged
-from constraints.schema.disjoint import OVERLAPPING, Pairs, open_one_ofs
 from constraints.schema.grammar import (
+    OVERLAPPING,
     WATCH,
+    Pairs,
     all_parts,
     grammar_of,
     inside,
     may_respell_keys,
+    open_one_ofs,
     prune,
     refusal_of,
 )

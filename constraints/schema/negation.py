@@ -16,7 +16,7 @@ from itertools import groupby, pairwise
 from constraints.errors import Malformed, NotEnforced
 from constraints.regex.look_around import opposite
 from constraints.regex.writing import searching
-from constraints.schema.disjoint import OVERLAPPING, Pairs
+from constraints.schema.grammar import OVERLAPPING, Pairs
 from constraints.schema.keywords import is_annotation
 from constraints.schema.reading import Json, below
 from constraints.schema.rewriting import Handler, Place, Rewriter

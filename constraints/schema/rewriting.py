@@ -19,8 +19,7 @@ from types import MappingProxyType
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.regex.look_around import looks_around
 from constraints.regex.writing import translate_search
-from constraints.schema.disjoint import Pairs
-from constraints.schema.grammar import WATCH, all_parts
+from constraints.schema.grammar import WATCH, Pairs, all_parts
 from constraints.schema.keywords import (
     ANNOTATIONS,
     CONTENT,

@@ -11,13 +11,21 @@ not where the other options have no value of its type, as in {"anyOf": [SET, {"t
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from math import ceil, floor
 from typing import Any, NamedTuple, TypeAlias
 
+from constraints.definition_graph import closure
 from constraints.errors import TooComplex
-from constraints.schema.disjoint import conjuncts, types_of, values_of
-from constraints.schema.grammar import WATCH, all_parts, parts
+from constraints.schema.grammar import (
+    WATCH,
+    all_parts,
+    conjuncts,
+    mentioned,
+    parts,
+    types_of,
+    values_of,
+)
 from constraints.schema.reading import Json
 
 
@@ -75,26 +83,9 @@ class Watch:
         """Whether an array's items are looked at as a whole."""
         return self.differ or bool(self.wanted)
 
-    @property
-    def of_arrays(self) -> "Watch":
-        """What of it concerns an array."""
-        return replace(
-            self,
-            least=0,
-            most=None,
-            names=(),
-            required=(),
-            unordered=False,
-            properties={},
-            rest=None,
-        )
-
-    @property
-    def of_objects(self) -> "Watch":
-        """What of it concerns an object."""
-        return replace(
-            self, differ=False, values=(), wanted=(), longest=None, prefix=(), items=None
-        )
+    def only(self, names: Iterable[str]) -> "Watch":
+        """These of its fields."""
+        return Watch(**{name: getattr(self, name) for name in names})
 
     def member(self, key: str) -> int | None:
         """The place of a member."""
@@ -103,6 +94,11 @@ class Watch:
     def item(self, index: int) -> int | None:
         """The place of an item."""
         return self.prefix[index] if index < len(self.prefix) else self.items
+
+
+# What of a place concerns an array, and what an object.
+OF_ARRAYS = ("differ", "values", "wanted", "longest", "prefix", "items")
+OF_OBJECTS = ("least", "most", "names", "required", "unordered", "properties", "rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +126,10 @@ def read(text: str) -> Watched:
 
 
 def _place(fields: dict[str, Any]) -> Watch:
-    lists = {key: tuple(fields[key]) for key in _LISTS}
-    wanted = tuple(Wanted(*each) for each in fields["wanted"])
-    return Watch(**{**fields, **lists, "wanted": wanted})
+    values = {key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()}
+    return Watch(**{**values, "wanted": tuple(Wanted(*each) for each in fields["wanted"])})
 
 
-_LISTS = ("values", "names", "required", "prefix", "judged")
 _CONTAINERS = frozenset(("array", "object"))
 # Marks a schema, as it is written, whose instances are judged where they end.
 JUDGED = "judged"
@@ -396,13 +390,10 @@ def _of_others(schema: Json) -> Iterator[tuple[Json, bool]]:
 
 def watching_definitions(definitions: dict[str, Json], keyword: str = "") -> set[str]:
     """The definitions in which something is watched, or in one that they refer to."""
-    found: set[str] = set()
-    while True:
-        more = {name for name in definitions if mentions(definitions[name], found, keyword)}
-        more -= found
-        if not more:
-            return found
-        found |= more
+    return closure(
+        {name: mentioned(schema) for name, schema in definitions.items()},
+        lambda name, found: mentions(definitions[name], found, keyword),
+    )
 
 
 def mentions(schema: Json, watching: set[str], keyword: str = "") -> bool:
