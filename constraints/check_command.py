@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, TextIO
@@ -57,6 +58,9 @@ _KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 
 
+_setting = partial(setting, group=Group.CONSTRAINT, env=False)
+
+
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
     """The settings of `launcher check`. `text`: output for people, `lines`: for programs.
@@ -64,64 +68,34 @@ class CheckConfig:
     Raises BadConfig when settings contradict each other, and for texts with lone surrogates.
     """
 
-    type: str = setting(
-        ...,
-        f"the language of the constraint: {', '.join(_KINDS)}",
-        one_of(*_KINDS),
-        group=Group.CONSTRAINT,
-        env=False,
+    type: str = _setting(
+        ..., f"the language of the constraint: {', '.join(_KINDS)}", one_of(*_KINDS)
     )
-    constraint: str = setting(
-        ..., "a file, the constraint itself, or - for stdin", str, group=Group.CONSTRAINT, env=False
+    constraint: str = _setting(..., "a file, the constraint itself, or - for stdin", str)
+    tokenizer: str = _setting(
+        "", "a model's folder, its tokenizer.json or a hub id; absent: the bundled model's"
     )
-    tokenizer: str = setting(
-        "",
-        "a model's folder, its tokenizer.json or a hub id; absent: the bundled model's",
-        group=Group.CONSTRAINT,
-        env=False,
-    )
-    whitespace: str = setting(
+    whitespace: str = _setting(
         "flexible",
         "whitespace in JSON: flexible, compact, spaced or optional",
         one_of(*(each.value for each in Whitespace)),
-        group=Group.CONSTRAINT,
-        env=False,
     )
-    lenient: bool = setting(
-        False,
-        "enforce what can be of a schema, and list the rest",
-        group=Group.CONSTRAINT,
-        kind=Spelling.SWITCH,
-        env=False,
+    lenient: bool = _setting(
+        False, "enforce what can be of a schema, and list the rest", kind=Spelling.SWITCH
     )
-    key_order: str = setting(
-        "schema",
-        "of a schema's objects: schema or any",
-        one_of("schema", "any"),
-        group=Group.CONSTRAINT,
-        env=False,
+    key_order: str = _setting(
+        "schema", "of a schema's objects: schema or any", one_of("schema", "any")
     )
-    strict: bool = setting(
+    strict: bool = _setting(
         False,
         "refuse what masks cannot keep of a schema, which is else judged where a value ends",
-        group=Group.CONSTRAINT,
         kind=Spelling.SWITCH,
-        env=False,
     )
-    text: tuple[str, ...] = setting(
-        (),
-        "a text to judge; may be repeated",
-        str,
-        group=Group.CONSTRAINT,
-        kind=Spelling.REPEATED,
-        env=False,
+    text: tuple[str, ...] = _setting(
+        (), "a text to judge; may be repeated", str, kind=Spelling.REPEATED
     )
-    lines: str | None = setting(
-        None,
-        'JSON lines {"text": ...} to judge, a file or - for stdin',
-        str,
-        group=Group.CONSTRAINT,
-        env=False,
+    lines: str | None = _setting(
+        None, 'JSON lines {"text": ...} to judge, a file or - for stdin', str
     )
 
     def __post_init__(self) -> None:
@@ -142,51 +116,40 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
     try:
         if source == STDIN:
             text = sys.stdin.read().removesuffix("\n")
-        elif _is_file(source):
+        elif os.path.isfile(source):
             # Editors end the last line, too; that is no part of a pattern.
             text = Path(source).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(f"--constraint {source}: {error}") from error
-    whitespace = Whitespace(config.whitespace)
-    text = require_text(text, "--constraint")
     return ConstraintSpec(
         _KINDS[config.type],
-        text,
-        whitespace,
+        require_text(text, "--constraint"),
+        Whitespace(config.whitespace),
         config.lenient,
         any_key_order=config.key_order == "any",
         strict=config.strict,
     )
 
 
-def check(
-    config: CheckConfig,
-    timeout_s: float,
-    memory_bytes: int,
-    out: TextIO,
-) -> int:
+def check(config: CheckConfig, timeout_s: float, memory_bytes: int, out: TextIO) -> int:
     """Judges the texts, writes the judgements, returns the exit code. Raises BadConfig."""
-    spec = read_constraint(config)
-    vocabulary = find_vocabulary(config.tokenizer)
     rules = PoolRules(cpu_s=timeout_s, memory_bytes=memory_bytes, wait_s=60.0 + timeout_s)
-    return asyncio.run(_check(spec, config, vocabulary, rules, out))
+    return asyncio.run(_check(config, rules, out))
 
 
-async def _check(
-    spec: ConstraintSpec,
-    config: CheckConfig,
-    vocabulary: VocabularyFile,
-    rules: PoolRules,
-    out: TextIO,
-) -> int:
-    pool = WorkerPool(vocabulary, rules)
+async def _check(config: CheckConfig, rules: PoolRules, out: TextIO) -> int:
+    spec = read_constraint(config)
+    pool = WorkerPool(find_vocabulary(config.tokenizer), rules)
     try:
         await pool.wait_ready()
         if config.lines is not None:
             return await _judge_lines(pool, spec, config.lines, out)
         return await _judge_texts(pool, spec, config.text, Console(file=out, highlight=False))
     except ConstraintError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n{_about_files(spec.text)}")
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if _FILE_NAME.fullmatch(spec.text):
+            hint = f"there is no file {spec.text}, so this was read as the constraint itself\n"
+            sys.stderr.write(hint)
         return BAD_CONSTRAINT
     except ZygoteFailed as error:
         raise BadConfig(f"--tokenizer {config.tokenizer}: {error}") from error
@@ -194,13 +157,6 @@ async def _check(
         raise BadConfig(f"the constraint could not be checked: {error}") from error
     finally:
         await pool.close()
-
-
-def _about_files(text: str) -> str:
-    """A hint for a user who meant a file that does not exist."""
-    if _FILE_NAME.fullmatch(text):
-        return f"there is no file {text}, so this was read as the constraint itself\n"
-    return ""
 
 
 async def _judge_texts(
@@ -242,7 +198,10 @@ def shown(text: str, judgement: Judgement) -> Text:
     """The judgement of a text for people: the line with a caret, and what was expected."""
     if judgement.position is None:
         accepted = Text.assemble(("accepted  ", "bold green"), _visible(text)[:200])
-        return accepted.append(_noted(judgement))
+        note = judgement.note
+        if note is not None:
+            accepted.append(f"\n  at character {note.position}: {_visible(note.message)}")
+        return accepted
     line_start = text.rfind("\n", 0, judgement.position) + 1
     line_end = text.find("\n", judgement.position)
     line = text[line_start : len(text) if line_end < 0 else line_end]
@@ -263,11 +222,6 @@ def shown(text: str, judgement: Judgement) -> Text:
         lines.append(f"expected: {', '.join(judgement.expected)}")
         lines.append(f"legal there: {_tokens(judgement.num_legal)}")
     return result.append("\n".join(f"  {line}" for line in lines))
-
-
-def _noted(judgement: Judgement) -> str:
-    note = judgement.note
-    return "" if note is None else f"\n  at character {note.position}: {_visible(note.message)}"
 
 
 def _about(judged: JudgeResult) -> Text:
@@ -339,10 +293,3 @@ def _tokens(count: int) -> str:
 
 def _visible(text: str) -> str:
     return "".join(each if each.isprintable() else "·" for each in text)
-
-
-def _is_file(given: str) -> bool:
-    try:
-        return Path(given).is_file()
-    except (OSError, ValueError):
-        return False  # too long for a name, or with a zero byte

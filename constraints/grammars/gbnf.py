@@ -17,10 +17,10 @@ First, rules with recursion at their end only become loops: `ws ::= ([ \t] ws)?`
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import compress, groupby
+from itertools import groupby
 from operator import or_
 from typing import NoReturn
 
@@ -30,11 +30,12 @@ from constraints.errors import Contradiction, TooComplex, complaint
 from constraints.regex.char_sets import (
     NUM_CODE_POINTS,
     SURROGATES,
+    Partition,
     encodable,
     first_bytes,
     join,
 )
-from constraints.regex.dfa import Automaton, NfaBuilder, automaton_of
+from constraints.regex.dfa import NfaBuilder
 from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.regex.syntax import (
     EMPTY,
@@ -281,10 +282,9 @@ def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     found = {name: _split(pattern) for name, pattern in _written_out(rules).items()}
     if isinstance(found[ROOT], Terminal):
         return found  # nothing follows it
-    automata: dict[Pattern, Automaton] = {}
     for _ in range(_MAX_ROUNDS):
         try:
-            wrong = _greedy(found, automata)
+            wrong = _greedy(found)
         except OutOfReach:
             break
         if not wrong:
@@ -377,75 +377,63 @@ def _parts(pattern: Pattern) -> Pattern:
 
 # A repetition of more characters counts as unbounded, which has more texts and fewer states.
 _MAX_WRITTEN_OUT = 8
-# The most terminals and places between them; each terminal may visit all.
-_MAX_PLACES = 5_000
-# The most states of all terminals, times the classes of characters; and sets of states.
-_MAX_STEPS = 1_000_000
-_MAX_SETS = 10_000
+# The most states of the grammar, and the most that are visited in one round.
+_MAX_STATES = 20_000
+_MAX_VISITS = 300_000
 
 
-def _greedy(found: Mapping[str, Pattern], automata: dict[Pattern, Automaton]) -> set[Terminal]:
+def _greedy(found: Mapping[str, Pattern]) -> set[Terminal]:
     """The greedy terminals. Raises OutOfReach.
 
     The terminals that may be next at one point of a text, a row, are followed together, as the
     engine follows them. Where one of them has ended and another could continue with a byte that may
     also begin the next row, the other one is too greedy. All sets are over-approximated, so no
     greedy terminal is missed.
-
-    automata: of the terminals of earlier rounds; gets those of this one
     """
-    order = _Order(found, automata)
-    if not order.terminals:
-        return set()  # of empty texts alone
-    lexer = _Lexer([automata[terminal.part] for terminal in order.terminals])
-    after = [order.row(end) for end in order.ends]
-    todo = [order.row(order.start)]
+    lexer = _Lexer(found)
+    todo = [lexer.first_row]
     seen = set(todo)
-    wrong: set[int] = set()
+    wrong: set[Terminal] = set()
     while todo:
-        for states in lexer.reached(todo.pop()):
-            ended = [lexer.owners[state] for state in states if lexer.accepts[state]]
-            row = frozenset().union(*(after[terminal] for terminal in ended))
-            if row not in seen:
-                seen.add(row)
-                todo.append(row)
-            begins = lexer.begins(row)
-            wrong |= {lexer.owners[state] for state in states if lexer.continues[state] & begins}
-    return {order.terminals[index] for index in wrong}
+        for states in lexer.steps(todo.pop()) - seen:
+            row = lexer.row_behind(states)
+            begins = reduce(or_, lexer.nexts(row).values(), 0)
+            wrong |= {each for each, nexts in lexer.nexts(states).items() if nexts & begins}
+            todo += {states, row} - seen
+            seen |= {states, row}
+    return wrong
 
 
-def _loosened(pattern: Pattern) -> Pattern:
-    match pattern:
-        case Concat(parts):
-            return Concat(tuple(map(_loosened, parts)))
-        case Choice(options):
-            return Choice(tuple(map(_loosened, options)))
-        case Repeat(part, min_count, max_count):
-            times = max_count or min_count
-            if max_count is None or times * _size(part, {}) > _MAX_WRITTEN_OUT:
-                return Repeat(_loosened(part), min(min_count, 1), None)
-            return replace(pattern, part=_loosened(part))
-    return pattern
+class _Lexer(NfaBuilder):
+    """The grammar as an NFA over characters, apart where a terminal ends; a rule returns to all its
+    uses.
 
-
-class _Order(NfaBuilder):
-    """The grammar as an NFA that reads terminals; a rule returns to all its uses.
-
-    terminals: in the order of their numbers
-    ends:      the state behind each
-    start:     of the root
+    first_row: the states where a text begins
     """
 
-    def __init__(self, found: Mapping[str, Pattern], automata: dict[Pattern, Automaton]) -> None:
-        super().__init__(_MAX_PLACES)
-        self.terminals: list[Terminal] = []
-        self.ends: list[int] = []
-        self._automata = automata
+    def __init__(self, found: Mapping[str, Pattern]) -> None:
+        super().__init__(_MAX_STATES)
+        self._owners: dict[int, Terminal] = {}
+        # By the last state of a terminal, what is behind it.
+        self._behind: dict[int, int] = {}
+        self._closures: dict[int, frozenset[int]] = {}
+        self._num_left = _MAX_VISITS
         self._rules = {name: (self.state(), self.state()) for name in found}
-        self.start = self._rules[ROOT][0]
         for name, pattern in found.items():
             start, end = self._rules[name]
-            self.link(self.add(_loosened(pattern), start), end)
+            self.link(self.add(pattern, start), end)
+        self.first_row = self._closed(self._rules[ROOT][0])
+        self._bytes = [first_bytes(encodable(ranges)) for ranges in self.parts.sets]
+        # The states that read a character, for each class of characters.
+        _, columns = join([Partition.of_sets([ranges]) for ranges in self.parts.sets])
+        self._readers = {
+            frozenset(
+                state
+                for state, edge in enumerate(self.parts.char_edges)
+                if edge is not None and column[edge[0]]
+            )
+            for column in columns.T
+        }
 
     def add(self, pattern: Pattern, start: int) -> int:
         """Add a part behind `start`; returns the last state."""
@@ -457,83 +445,61 @@ class _Order(NfaBuilder):
                 self.link(end, after)
                 return after
             case Terminal(part):
-                if part not in self._automata:
-                    self._automata[part] = automaton_of(_loosened(part))
-                after = self.edge(len(self.terminals), start)
-                if self._automata[part].accepts[0]:
+                begin = self.state()
+                self.link(start, begin)
+                last = super().add(part, begin)
+                after = self._behind[last] = self.state()
+                self._owners |= dict.fromkeys(range(begin, after), pattern)
+                if last in self._closed(begin):
                     self.link(start, after)
-                self.terminals.append(pattern)
-                self.ends.append(after)
                 return after
+            case Repeat(part, min_count, max_count):
+                times = max_count or min_count
+                if max_count is None or times * _size(part, {}) > _MAX_WRITTEN_OUT:
+                    return super().add(Repeat(part, min(min_count, 1), None), start)
         return super().add(pattern, start)
 
-    def row(self, state: int) -> frozenset[int]:
-        """The terminals that may be next."""
-        seen = {state}
-        todo = [state]
-        while todo:
-            for _, after in self.parts.epsilon_edges[todo.pop()]:
-                if after not in seen:
-                    seen.add(after)
-                    todo.append(after)
-        edges = [self.parts.char_edges[each] for each in seen]
-        return frozenset(edge[0] for edge in edges if edge is not None)
+    def _closed(self, state: int) -> frozenset[int]:
+        """The states to which no character leads, of those that read or end a terminal."""
+        if state not in self._closures:
+            seen = {state}
+            todo = [state]
+            while todo:
+                for _, after in self.parts.epsilon_edges[todo.pop()]:
+                    if after not in seen:
+                        seen.add(after)
+                        todo.append(after)
+            self._closures[state] = frozenset(
+                each for each in seen if self.parts.char_edges[each] or each in self._behind
+            )
+        return self._closures[state]
 
+    def steps(self, states: frozenset[int]) -> set[frozenset[int]]:
+        """The sets of states to which characters lead. Raises TooManyStates."""
+        found = set()
+        for moving in {states & readers for readers in self._readers} - {frozenset()}:
+            edges = [edge for each in moving if (edge := self.parts.char_edges[each]) is not None]
+            after = [self._closed(end) for _, end in edges]
+            found.add(frozenset().union(*after))
+            self._num_left -= sum(map(len, after))
+        if self._num_left < 0:
+            raise TooManyStates("too many sets of states")
+        return found
 
-class _Lexer:
-    """The states of all terminals.
+    def row_behind(self, states: frozenset[int]) -> frozenset[int]:
+        """The states at the beginnings of all terminals that may follow those that have ended."""
+        ended = [self._behind[each] for each in states if each in self._behind]
+        return frozenset().union(*map(self._closed, ended))
 
-    owners:    by state, the number of its terminal
-    accepts:   by state
-    continues: by state, the bytes with which it may continue, as bits
-    """
-
-    def __init__(self, automata: Sequence[Automaton]) -> None:
-        """Raises TooManyStates."""
-        partition, labels = join([each.partition for each in automata])
-        if sum(each.num_states for each in automata) * partition.num_labels > _MAX_STEPS:
-            raise TooManyStates("terminals of too many states")
-        lasts = [*(partition.starts[1:] - 1), NUM_CODE_POINTS - 1]
-        bytes_of = [0] * partition.num_labels
-        for first, last, label in zip(partition.starts, lasts, partition.labels, strict=True):
-            bytes_of[label] |= first_bytes(encodable(((int(first), int(last)),)))
-        self.owners: list[int] = []
-        self.accepts: list[bool] = []
-        self._starts: list[int] = []
-        # By state, the next one for each class of characters, which lives, or None.
-        self._steps: list[list[int | None]] = []
-        for owner, (automaton, own) in enumerate(zip(automata, labels, strict=True)):
-            start = len(self._steps)
-            lives = automaton.decided()[0].tolist()
-            self._starts.append(start)
-            self.accepts += automaton.accepts.tolist()
-            self.owners += [owner] * len(lives)
-            for steps in automaton.steps[:, own].tolist():
-                self._steps.append([start + each if lives[each] else None for each in steps])
-        self.continues = [
-            reduce(or_, compress(bytes_of, (after is not None for after in steps)), 0)
-            for steps in self._steps
-        ]
-        self._num_left = _MAX_SETS
-
-    def reached(self, row: Collection[int]) -> Iterator[frozenset[int]]:
-        """The sets of states to which texts lead from the start of a row. Raises TooManyStates."""
-        todo = [frozenset(self._starts[terminal] for terminal in row)]
-        seen = set()
-        while todo:
-            columns = set(zip(*(self._steps[state] for state in todo.pop()), strict=True))
-            for states in {frozenset(column) - {None} for column in columns}:
-                if states and states not in seen:
-                    seen.add(states)
-                    todo.append(states)
-                    yield states
-            if len(seen) > self._num_left:
-                raise TooManyStates("too many sets of states")
-        self._num_left -= len(seen)
-
-    def begins(self, row: Collection[int]) -> int:
-        """The bytes with which a row may begin, as bits."""
-        return reduce(or_, (self.continues[self._starts[terminal]] for terminal in row), 0)
+    def nexts(self, states: frozenset[int]) -> dict[Terminal, int]:
+        """By terminal, the bytes with which it may continue, as bits."""
+        found: dict[Terminal, int] = {}
+        for each in states:
+            edge = self.parts.char_edges[each]
+            if edge is not None:
+                owner = self._owners[each]
+                found[owner] = found.get(owner, 0) | self._bytes[edge[0]]
+        return found
 
 
 # The engine counts symbols in 16 bits.
