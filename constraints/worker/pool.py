@@ -13,6 +13,7 @@ be done. This module depends on no vocabulary and no engine.
 
 import asyncio
 import logging
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -25,32 +26,6 @@ from constraints.spec import CheckResult, JudgeResult, VerifyResult
 from constraints.worker.jobs import Bug, Job, answer_from_json, job_to_json
 from processes.zygote.client import Exit, IdleWorkers, Program, WorkerEnded, WorkerProcess
 from processes.zygote.frames import Frame, frame
-
-
-class TokenBucket:
-    """`rate`: seconds earned per second; `most`: seconds that can be saved up.
-
-    Times are passed in.
-    """
-
-    def __init__(self, rate: float, most: float) -> None:
-        self._rate = rate
-        self._most = most
-        self._saved_s = most
-        self._seen_s: float | None = None
-
-    def left_s(self, now_s: float) -> float:
-        """The seconds saved; negative: a debt."""
-        if self._seen_s is not None:
-            earned_s = self._rate * (now_s - self._seen_s)
-            self._saved_s = min(self._most, self._saved_s + earned_s)
-        self._seen_s = now_s
-        return self._saved_s
-
-    def spend(self, now_s: float, spent_s: float) -> None:
-        """Subtract the time used; may become a debt."""
-        self._saved_s = self.left_s(now_s) - spent_s
-
 
 _logger = logging.getLogger("constraints")
 
@@ -148,7 +123,8 @@ class WorkerPool:
         # A few workers at idle priority, forked once and not per job.
         program = Program("constraints.worker", arguments, "compiling processes")
         self._idle_workers = IdleWorkers(program, max_low=rules.num_quick + rules.num_hurried)
-        self._token_bucket = TokenBucket(_RATE, _MOST_SAVED_S)
+        # From when on jobs may run at normal priority; the longer ago, the more was saved.
+        self._competes_from_s = -math.inf
         self._quick = asyncio.Semaphore(rules.num_quick)
         self._hurried = asyncio.Semaphore(rules.num_hurried)
         self._num_waiting = 0
@@ -227,7 +203,7 @@ class WorkerPool:
             self._quick.release()
 
     async def _take(self) -> WorkerProcess:
-        may_compete = self._token_bucket.left_s(self._now_s()) > 0.0
+        may_compete = self._now_s() > self._competes_from_s
         worker = await self._idle_workers.take(low=not may_compete)
         if not may_compete and not worker.gives_way:
             worker.give_way()
@@ -241,7 +217,8 @@ class WorkerPool:
         finally:
             if not worker.gives_way:
                 now_s = self._now_s()
-                self._token_bucket.spend(now_s, now_s - begun_s)
+                from_s = max(self._competes_from_s, now_s - _MOST_SAVED_S / _RATE)
+                self._competes_from_s = from_s + (now_s - begun_s) / _RATE
 
     async def _go_on(self, worker: WorkerProcess, hurries_at_s: float) -> Frame:
         if self._num_slow >= self._rules.max_slow:

@@ -17,7 +17,7 @@ import pytest_asyncio
 from constraints.errors import ConstraintError, Contradiction, Malformed, TooComplex
 from constraints.spec import CheckResult, ConstraintSpec, JudgeResult, Kind
 from constraints.worker.jobs import Check, Judge
-from constraints.worker.pool import PoolBusy, PoolRules, TokenBucket, VocabularyFile, WorkerPool
+from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from native.time_slice import slice_ns
 from processes.zygote.client import IdleWorkers, Program, ZygoteClient, ZygoteFailed
 from tests.constraints.worker.pools import (
@@ -423,12 +423,3 @@ async def test_a_zygote_that_is_being_started_is_ended_if_nobody_waits_for_it(
     assert complaints() == []
     assert zygotes() == []
     assert num_sockets(os.getpid()) == num_before
-
-
-def test_what_was_spent_comes_back_at_its_rate_and_a_debt_is_paid_first() -> None:
-    token_bucket = TokenBucket(rate=0.1, most=1.0)
-    assert token_bucket.left_s(0.0) == 1.0
-    token_bucket.spend(0.0, 1.5)
-    assert token_bucket.left_s(4.0) == pytest.approx(-0.1)
-    assert token_bucket.left_s(6.0) == pytest.approx(0.1)
-    assert token_bucket.left_s(1000.0) == 1.0
