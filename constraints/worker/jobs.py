@@ -1,31 +1,20 @@
 """The jobs and answers of workers, as JSON. Imports no engine, so clients need not load one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from constraints.errors import (
-    ConstraintError,
-    Contradiction,
-    DoesNotFit,
-    EngineFailed,
-    IllegalToken,
-    Malformed,
-    NotEnforced,
-    TooComplex,
-)
+from constraints.errors import ConstraintError
 from constraints.spec import (
     MAX_SENT_CHARS,
     CheckResult,
     ConstraintSpec,
-    Judgement,
     JudgeResult,
-    SpellingNote,
     StopRule,
     ThoughtRule,
-    Translation,
     VerifyResult,
 )
 
@@ -66,25 +55,6 @@ class Bug:
 
 
 _T = TypeVar("_T")
-# The fields of what is sent, with their types.
-_FIELDS: dict[Any, dict[str, Any]] = {
-    each: get_type_hints(each)
-    for each in (
-        Check,
-        Judge,
-        Verify,
-        ConstraintSpec,
-        StopRule,
-        ThoughtRule,
-        CheckResult,
-        JudgeResult,
-        VerifyResult,
-        Judgement,
-        SpellingNote,
-        Translation,
-        Bug,
-    )
-}
 Job = Check | Judge | Verify
 Answer = CheckResult | JudgeResult | VerifyResult | ConstraintError | Bug
 
@@ -126,6 +96,12 @@ def _from_fields(classes: tuple[Any, ...], fields: Mapping[str, Any]) -> Any:
     return _built(found, fields[name])
 
 
+@cache
+def _types_of(message: Any) -> dict[str, Any]:
+    """The fields of a dataclass, with their types."""
+    return get_type_hints(message)
+
+
 def _plain(value: Any) -> Any:
     """A dataclass, and what is in it, as JSON; bytes as characters."""
     match value:
@@ -135,8 +111,8 @@ def _plain(value: Any) -> Any:
             return value.decode("latin-1")
         case tuple():
             return list(map(_plain, value))
-        case _ if type(value) in _FIELDS:
-            return {name: _plain(getattr(value, name)) for name in _FIELDS[type(value)]}
+        case _ if is_dataclass(value):
+            return {name: _plain(getattr(value, name)) for name in _types_of(type(value))}
     return value
 
 
@@ -150,8 +126,8 @@ def _built(kind: Any, value: Any) -> Any:
         return tuple(_built(options[0], each) for each in _checked(list, value))
     if kind is bytes:
         return _checked(str, value).encode("latin-1")
-    if kind in _FIELDS:
-        types = _FIELDS[kind]
+    if is_dataclass(kind):
+        types = _types_of(kind)
         return kind(**{name: _built(types[name], each) for name, each in value.items()})
     if issubclass(kind, Enum):
         return kind(value)
@@ -162,15 +138,6 @@ def _checked(kind: type[_T], value: Any) -> _T:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
-
-
-_ERRORS: dict[str, type[ConstraintError]] = {
-    each.__name__: each
-    for each in (
-        *(Malformed, NotEnforced, Contradiction, DoesNotFit, TooComplex),
-        *(IllegalToken, EngineFailed),
-    )
-}
 
 
 def error_to_json(error: ConstraintError) -> dict[str, Any]:
@@ -187,7 +154,8 @@ def _readable(value: Any) -> Any:
 
 def error_from_json(sent: Mapping[str, Any]) -> ConstraintError:
     """A new error from the output of `error_to_json`."""
-    kind = _ERRORS.get(sent["name"], ConstraintError)
+    kinds = {each.__name__: each for each in ConstraintError.__subclasses__()}
+    kind = kinds.get(sent["name"], ConstraintError)
     error = kind.__new__(kind, sent["message"])
     for name, value in sent["fields"].items():
         setattr(error, name, tuple(value) if isinstance(value, list) else value)
