@@ -332,11 +332,9 @@ def _pattern(text: str, word: Word) -> str:
 
 
 def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> str:
+    rewrite = json_schema.relaxed if lenient else json_schema.checked
     try:
-        if lenient:
-            rewritten = json_schema.relaxed(word.value, watches=False)
-        else:
-            rewritten = json_schema.checked(word.value, watches=False)
+        rewritten = rewrite(word.value, watches=False)
     except ConstraintError as error:
         message = f"{misplaced(text, word, 'in this schema')}\n{error}"
         raise _placed(error, message, word.start) from None

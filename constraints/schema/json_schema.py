@@ -50,11 +50,7 @@ _MAX_NAMED = 20
 
 # A part of the engine's message, the keywords concerned, and our wording.
 _IN_OUR_WORDS = (
-    (
-        "oneOf constraints are not supported",
-        ("oneOf",),
-        OVERLAPPING,
-    ),
+    ("oneOf constraints are not supported", ("oneOf",), OVERLAPPING),
     (
         "circular references with sibling keys",
         ("$ref",),
@@ -99,12 +95,10 @@ def _contradiction(rewritten: Rewritten, part: Json, what: str) -> Contradiction
     raw = _raw(rewritten, pointer)
     assertions = _assertions(part if raw is None else raw)
     parts = tuple(dict.fromkeys(shown(each, _MAX_SHOWN) for each in assertions))
-    if len(parts) > _MAX_NAMED:
+    if len(parts) > 1:
+        others = f" and {len(parts) - _MAX_NAMED} others" if len(parts) > _MAX_NAMED else ""
         listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
-        what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
-    elif len(parts) > 1:
-        listed = ", ".join(f"`{each}`" for each in parts[:-1])
-        what = f"nothing satisfies both {listed} and `{parts[-1]}`"
+        what = f"nothing satisfies all of {listed}{others}"
     return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
 
 
@@ -200,10 +194,8 @@ def prepare(spec: ConstraintSpec, *, judges: bool = False) -> SchemaGrammar:
     """
     document = read(spec.text)
     watches = not spec.is_part
-    if spec.lenient or judges:
-        rewritten = relaxed(document, watches=watches)
-    else:
-        rewritten = checked(document, watches=watches)
+    rewrite = relaxed if spec.lenient or judges else checked
+    rewritten = rewrite(document, watches=watches)
     if spec.any_key_order:
         _watch_keys(rewritten, watches=watches)
     if watches:
