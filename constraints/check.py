@@ -224,51 +224,25 @@ class TextJudge:
         return found if len(found) <= _FEW else []
 
     def _follow(self, matcher: Matcher, text: str) -> int:
-        """Advance over the legal characters of the text; returns their number."""
-        token_ids = self._spelled(text)
+        """Advance over the legal tokens of the text; returns the number of their characters."""
         tokens = self._vocabulary.tokens
-        encoded = text.encode()
-        num_legal = matcher.num_legal(token_ids)
-        num_bytes = sum(len(tokens[token_id]) for token_id in token_ids[:num_legal])
-        position = _whole_characters(encoded[:num_bytes])
-        num_whole = len(text[:position].encode())
-        num_taken = 0
-        for token_id in token_ids:
-            if num_taken + len(tokens[token_id]) > num_whole:
-                break
+        legal = [*self._spelled(text)]
+        del legal[matcher.num_legal(legal) :]
+        encoded = b"".join(tokens[each] for each in legal)
+        # The last of them may end within an illegal character.
+        while encoded.decode(errors="ignore").encode() != encoded:
+            encoded = encoded.removesuffix(tokens[legal.pop()])
+        for token_id in legal:
             matcher.advance(token_id)
-            num_taken += len(tokens[token_id])
-        # The next token ends within an illegal character.
-        singles = self._in_bytes(encoded[num_taken:num_whole])
-        if matcher.num_legal(singles) < num_whole - num_taken:
-            return _whole_characters(encoded[:num_taken])
-        for token_id in singles:
-            matcher.advance(token_id)
-        return position
+        return len(encoded.decode())
 
     def _spelled(self, text: str) -> Sequence[int]:
         """The text in tokens, up to the first byte that cannot be spelled."""
         encoded = text.encode()
-        if not self._by_tokens:
-            token_ids = self._in_bytes(encoded)
-            if len(token_ids) == len(encoded):
-                return token_ids
+        singles = [self._singles[byte] for byte in encoded]
+        if not self._by_tokens and None not in singles:
+            return [each for each in singles if each is not None]
         known = spelled(encoded, self._vocabulary)
         if known is not None:
             return known
         return self._vocabulary.beginning(encoded, self._vocabulary.spell(encoded))
-
-    def _in_bytes(self, text: bytes) -> Sequence[int]:
-        """The text in tokens of one byte, up to the first byte without one."""
-        found: list[int] = []
-        for byte in text:
-            token_id = self._singles[byte]
-            if token_id is None:
-                break
-            found.append(token_id)
-        return found
-
-
-def _whole_characters(text: bytes) -> int:
-    """The number of complete characters; the last bytes may begin another one."""
-    return len(text.decode(errors="ignore"))

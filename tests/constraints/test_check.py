@@ -64,13 +64,7 @@ def test_characters_that_begin_with_the_same_byte_are_told_each(
     assert (judged.position, judged.expected) == (position, expected)
 
 
-@pytest.mark.parametrize(
-    ("most", "position", "expected"),
-    [("<= 9", 1, ("'è'", "'é'")), ("== 2", 0, ("'x'",))],
-)
-def test_where_a_token_ends_inside_a_character_the_place_is_before_it(
-    most: str, position: int, expected: tuple[str, ...]
-) -> None:
+def test_where_a_token_ends_inside_a_character_the_place_is_before_it() -> None:
     class Longest(TokenList):
         """Takes `x` together with the first byte of what follows."""
 
@@ -82,10 +76,9 @@ def test_where_a_token_ends_inside_a_character_the_place_is_before_it(
     tokens = [*(bytes([byte]) for byte in range(256)), b"", b"x\xc3"]
     backend = LLTokenizer(TokenizerWrapper(Longest(tokens, 256)), n_vocab=258)
     vocabulary = Vocabulary(tuple(tokens), (256,), backend)
-    spec = ConstraintSpec(Kind.WHERE, f'len(tokens(X)) {most} and X in ["xé", "xè"]')
+    spec = ConstraintSpec(Kind.WHERE, 'len(tokens(X)) == 2 and X in ["xé", "xè"]')
     (judged,) = judge(language_of(spec, vocabulary), vocabulary, spec, ["xê"], 9).judgements
-    assert (judged.accepted, judged.position) == (False, position)
-    assert judged.expected == expected
+    assert (judged.accepted, judged.position, judged.expected) == (False, 0, ("'x'",))
 
 
 def test_a_long_text_under_a_wide_schema_is_judged_to_its_end() -> None:
