@@ -199,7 +199,8 @@ class TextJudge:
         return (*singles, *(_quoted(each) for each in literals if len(each) > 1), *others, *ends)
 
     def _firsts(self, token_ids: npt.NDArray[np.int64]) -> list[int]:
-        return np.unique(self._first_bytes[token_ids]).tolist()
+        firsts: list[int] = np.unique(self._first_bytes[token_ids]).tolist()
+        return firsts
 
     def _literals(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> list[bytes]:
         """Characters that begin so, each with the text that must follow it; none if there are many.

@@ -126,7 +126,9 @@ def read(text: str) -> Watched:
 
 
 def _place(fields: dict[str, Any]) -> Watch:
-    values = {key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()}
+    values: dict[str, Any] = {
+        key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()
+    }
     return Watch(**{**values, "wanted": tuple(Wanted(*each) for each in fields["wanted"])})
 
 

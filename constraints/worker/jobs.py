@@ -1,7 +1,7 @@
 """The jobs and answers of workers, as JSON. Imports no engine, so clients need not load one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -96,10 +96,9 @@ def _from_fields(classes: tuple[Any, ...], fields: Mapping[str, Any]) -> Any:
     return _built(found, fields[name])
 
 
-@cache
-def _types_of(message: Any) -> dict[str, Any]:
-    """The fields of a dataclass, with their types."""
-    return get_type_hints(message)
+_IS_MESSAGE = "__dataclass_fields__"
+# The fields of a dataclass, with their types.
+_types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def _plain(value: Any) -> Any:
@@ -111,7 +110,7 @@ def _plain(value: Any) -> Any:
             return value.decode("latin-1")
         case tuple():
             return list(map(_plain, value))
-        case _ if is_dataclass(value):
+        case _ if hasattr(value, _IS_MESSAGE):
             return {name: _plain(getattr(value, name)) for name in _types_of(type(value))}
     return value
 
@@ -126,7 +125,7 @@ def _built(kind: Any, value: Any) -> Any:
         return tuple(_built(options[0], each) for each in _checked(list, value))
     if kind is bytes:
         return _checked(str, value).encode("latin-1")
-    if is_dataclass(kind):
+    if hasattr(kind, _IS_MESSAGE):
         types = _types_of(kind)
         return kind(**{name: _built(types[name], each) for name, each in value.items()})
     if issubclass(kind, Enum):
