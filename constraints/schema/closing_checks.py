@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from types import MappingProxyType
 
 import jsonschema
 
@@ -23,22 +24,27 @@ from constraints.schema.references import References
 from constraints.schema.rewriting import Rewritten
 from constraints.schema.watched import JUDGED, mentions, watching_definitions
 
-# Without `$schema`, the newest draft is used by which the schema is valid.
-_DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
+NEWEST = jsonschema.Draft202012Validator
+# Masks enforce a keyword whatever draft a schema names, so its judge knows all, too.
+KEYWORDS = MappingProxyType(
+    {
+        **jsonschema.Draft7Validator.VALIDATORS,
+        **jsonschema.Draft201909Validator.VALIDATORS,
+        **NEWEST.VALIDATORS,
+    }
+)
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
-def validators_of(schema: Json) -> tuple[type[jsonschema.Validator], ...]:
-    """Those of the draft; up to 2019-09 `items` may be a list, and many such schemas name none."""
-    if isinstance(schema, dict) and "$schema" in schema:
-        return (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
-    return _DRAFTS
+def validator_of(schema: Json) -> type[jsonschema.Validator]:
+    """That of its draft: drafts differ in what stands beside a `$ref`, and in addresses."""
+    return jsonschema.validators.validator_for(schema, default=NEWEST)
 
 
 def unjudged(rewritten: Rewritten) -> str | None:
     """The pointer of what was given up and the judge does not know, or of a misspelt keyword."""
     document = rewritten.document
-    known = READ_BESIDE | validators_of(document)[0].VALIDATORS.keys()
+    known = READ_BESIDE | KEYWORDS.keys() | validator_of(document).VALIDATORS.keys()
     references = References(document)
     for pointer in rewritten.given_up:
         place, _, keyword = pointer.rpartition("/")

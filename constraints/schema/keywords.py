@@ -83,12 +83,7 @@ _SHAPES: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
         _is_count,
         "a whole number, 0 or more",
     ),
-    ("minimum maximum", _is_number, "a number"),
-    (
-        "exclusiveMinimum exclusiveMaximum",
-        lambda value: _is_number(value) or isinstance(value, bool),
-        "a number",
-    ),
+    ("minimum maximum exclusiveMinimum exclusiveMaximum", _is_number, "a number"),
     ("multipleOf", lambda value: _is_number(value) and value > 0, "a number above 0"),
     ("uniqueItems nullable", lambda value: isinstance(value, bool), "true or false"),
     ("required propertyOrdering", _is_strings, "a list of strings"),

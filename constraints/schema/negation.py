@@ -96,8 +96,6 @@ class _Negation:
 def _beyond_bound(keyword: str, value: Json) -> Json:
     match keyword:
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-            if isinstance(value, bool):
-                raise NoNegation(keyword)
             beyond = {
                 "minimum": "exclusiveMaximum",
                 "maximum": "exclusiveMinimum",

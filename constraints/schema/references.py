@@ -1,10 +1,11 @@
 """Resolves `$ref`: pointers, anchors and `$id`s of the same document only.
 
-Also OpenAPI 3.0's `nullable` and Gemini's types in capitals, in the words of JSON Schema.
+Also OpenAPI 3.0's `nullable`, draft 4's switches and Gemini's types in capitals, in newer words.
 
     {"type": "string", "nullable": true}  ->  {"type": ["string", "null"]}
     {"$ref": "#/a", "nullable": true}     ->  {"anyOf": [{"$ref": "#/a"}, {"type": "null"}]}
     {"type": "STRING", "maxLength": "3"}  ->  {"type": "string", "maxLength": 3}
+    {"minimum": 0, "exclusiveMinimum": true}  ->  {"exclusiveMinimum": 0}
 
 Beside an `enum` null has to be listed, as OpenAPI 3.0.3 says.
 """
@@ -148,6 +149,11 @@ def _spelt_out(document: Json) -> Json:
         for key in _COUNTS & schema.keys():
             if isinstance(schema[key], str) and schema[key].isdecimal():
                 schema[key] = int(schema[key])
+    for bound in ("minimum", "maximum"):
+        exclusive = f"exclusive{bound.capitalize()}"
+        is_switch = isinstance(schema.get(exclusive), bool)
+        if is_switch and schema.pop(exclusive) and bound in schema:
+            schema[exclusive] = schema.pop(bound)
     is_nullable = schema.get("nullable")
     if isinstance(is_nullable, bool):
         del schema["nullable"]

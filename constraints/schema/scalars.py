@@ -63,23 +63,6 @@ def _is_exact(value: Json) -> bool:
 
 def _bound(place: Place, value: Json, pointer: str) -> None:
     keyword = pointer.rpartition("/")[2]
-    exclusive = "exclusive" + keyword[0].upper() + keyword[1:]
-    if place.schema.get(exclusive) is not True:
-        _put_bound(place, keyword, value, pointer)
-
-
-def _exclusive_bound(place: Place, value: Json, pointer: str) -> None:
-    keyword = pointer.rpartition("/")[2]
-    if not isinstance(value, bool):
-        _put_bound(place, keyword, value, pointer)
-    elif value:
-        # Draft 4: a boolean that excludes the plain bound itself.
-        plain = keyword.removeprefix("exclusive").lower()
-        if plain in place.schema:
-            _put_bound(place, keyword, place.schema[plain], pointer)
-
-
-def _put_bound(place: Place, keyword: str, value: Json, pointer: str) -> None:
     is_low = keyword.endswith("inimum")
     is_tiny = bool(value) and abs(value) < _SMALLEST
     if is_tiny or (abs(value) > _EXACT and (value < 0) != is_low):
@@ -176,8 +159,7 @@ HANDLERS: dict[str, Handler] = {
     "type": _type,
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _count),
     **dict.fromkeys(("const", "enum"), _values),
-    **dict.fromkeys(("minimum", "maximum"), _bound),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive_bound),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _bound),
     "multipleOf": _multiple_of,
     "pattern": _pattern,
     "format": _format,

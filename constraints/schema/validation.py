@@ -28,7 +28,7 @@ from constraints.errors import ConstraintError, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary, in_bytes
 from constraints.regex.search import is_found
 from constraints.schema import formats
-from constraints.schema.closing_checks import validators_of
+from constraints.schema.closing_checks import KEYWORDS, NEWEST, validator_of
 from constraints.schema.json_schema import prepare
 from constraints.schema.reading import Json, below, hashable
 from constraints.schema.references import spelt_out
@@ -95,7 +95,19 @@ def _pattern_properties(validator: Any, patterns: Json, instance: Json, schema: 
                 yield from validator.descend(value, inner, path=name, schema_path=pattern)
 
 
-_theirs = jsonschema.Draft202012Validator.VALIDATORS["additionalProperties"]
+def _of_items(name: str) -> _Keyword:
+    """A keyword that says something else where `items` is a list, as up to 2019-09."""
+
+    def asked(validator: Any, value: Json, instance: Json, schema: Json) -> _Errors:
+        has_list = isinstance(schema.get("items"), list)
+        kind = jsonschema.Draft201909Validator if has_list else NEWEST
+        if name in kind.VALIDATORS:
+            yield from kind.VALIDATORS[name](validator, value, instance, schema)
+
+    return asked
+
+
+_theirs = NEWEST.VALIDATORS["additionalProperties"]
 
 
 def _additional_properties(validator: Any, rest: Json, instance: Json, schema: Json) -> _Errors:
@@ -158,12 +170,9 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
     """Whether texts are instances of a part of a schema; false where no validator can say."""
     schema = spelt_out(loads(schema_text))
     part = _unnamed(spelt_out(loads(part_text)))
-    validators = [
-        _ours(kind, is_bounded=True)(
-            _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
-        ).evolve(schema=part)
-        for kind in validators_of(schema)
-    ]
+    validator = _ours(validator_of(schema), is_bounded=True)(
+        _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
+    ).evolve(schema=part)
 
     def is_instance(text: str) -> bool:
         _judging.num_left = _MAX_JUDGED
@@ -171,9 +180,8 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
             value = loads(text)
         except RecursionError:
             return False
-        for validator in validators:
-            with suppress(ConstraintError, *_UNFOLLOWABLE, *_WRONG_VALUES):
-                return bool(validator.is_valid(value))
+        with suppress(ConstraintError, *_UNFOLLOWABLE, *_WRONG_VALUES):
+            return bool(validator.is_valid(value))
         return False
 
     return is_instance
@@ -190,6 +198,8 @@ _OURS: dict[str, _Keyword] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
+    **{name: _of_items(name) for name in ("items", "additionalItems", "unevaluatedItems")},
+    **{name: KEYWORDS[name] for name in ("contains", "minimum", "maximum")},
 }
 
 
@@ -220,8 +230,7 @@ def _ours(
 
         return asked
 
-    theirs: dict[str, _Keyword] = dict(kind.VALIDATORS)
-    keywords = {name: _OURS.get(name, each) for name, each in theirs.items()}
+    keywords: dict[str, _Keyword] = {**KEYWORDS, **kind.VALIDATORS, **_OURS}
     if is_bounded:
         keywords = {name: counted(each) for name, each in keywords.items()}
     extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
@@ -240,13 +249,12 @@ def _errors(
 ) -> list[jsonschema.ValidationError] | None:
     """The first few errors; None: a keyword of the schema has an invalid value."""
     registry: Registry[Json] = Registry()
-    for kind in validators_of(schema):
-        try:
-            validator = _ours(kind)(_unnamed(schema), registry=registry, format_checker=formats)
-            return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
-        except _WRONG_VALUES:
-            continue
-    return None
+    kind = _ours(validator_of(schema))
+    try:
+        validator = kind(_unnamed(schema), registry=registry, format_checker=formats)
+        return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
+    except _WRONG_VALUES:
+        return None
 
 
 class MaskFormats(jsonschema.FormatChecker):

@@ -11,6 +11,7 @@ from constraints.check import TextJudge, judge
 from constraints.spec import ConstraintSpec, Judgement, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import (
+    Json,
     TokenList,
     byte_vocabulary,
     demo_vocabulary,
@@ -154,6 +155,39 @@ def test_what_is_no_instance_in_any_order_is_refused_with_what_it_violates(
     (judgement,) = judged(PERSON, text)
     assert (judgement.accepted, judgement.failure, judgement.note) == (False, failure, None)
     assert judgement.expected
+
+
+DRAFTS = [
+    {},
+    *({"$schema": f"http://json-schema.org/draft-0{number}/schema#"} for number in (4, 6, 7)),
+    *({"$schema": f"https://json-schema.org/draft/{name}/schema"} for name in ("2019-09", "2020-12")),
+]
+
+
+@pytest.mark.parametrize("draft", DRAFTS, ids=str)
+@pytest.mark.parametrize(
+    ("value", "right", "wrong"),
+    [
+        ({"const": 5}, 5, 6),
+        ({"minimum": 0, "exclusiveMinimum": True}, 0.5, 0),
+        ({"minimum": 3, "exclusiveMinimum": 5}, 6, 4),
+        ({"dependencies": {"a": ["b"]}}, {"b": 1, "a": 1}, {"a": 1}),
+        ({"dependentRequired": {"a": ["b"]}}, {"b": 1, "a": 1}, {"a": 1}),
+        ({"items": [{"type": "integer"}], "additionalItems": False}, [1], [1, 2]),
+        ({"prefixItems": [{"type": "integer"}], "items": {"type": "null"}}, [1, None], [1, 2]),
+        ({"contains": {"const": 1}, "minContains": 2}, [1, 1], [1]),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+    ],
+    ids=str,
+)
+def test_a_keyword_means_the_same_in_any_draft_to_masks_and_to_what_judges_beside_them(
+    draft: Json, value: Json, right: Json, wrong: Json
+) -> None:
+    schema = {**draft, "properties": {"x": {}, "value": value}}
+    texts = [json.dumps({"x": 1, "value": each}) for each in (right, wrong)]
+    in_another_order = [json.dumps({"value": each, "x": 1}) for each in (right, wrong)]
+    accepted = [each.accepted for each in judged(schema, *texts, *in_another_order)]
+    assert accepted == [True, False, True, False]
 
 
 def test_a_number_that_may_go_on_is_unfinished() -> None:
