@@ -4,7 +4,6 @@ A choice between strings is one terminal: 50 000 strings compile in a fifth of a
 """
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -12,8 +11,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-
-import numpy as np
 
 from constraints.engine import HEADER, GrammarLanguage
 from constraints.errors import (
@@ -27,7 +24,6 @@ from constraints.errors import (
 from constraints.grammars import gbnf, lark
 from constraints.grammars.hints import hints_of
 from constraints.grammars.watching import WatchedLanguage
-from constraints.guiding.alphabet import alphabet_of
 from constraints.matcher import ANY_LEN, AnyText, Language
 from constraints.regex import writing
 from constraints.regex.limits import OutOfReach, TooManyStates
@@ -40,38 +36,8 @@ from constraints.where.machine import atoms
 from constraints.where.parser import parse
 from constraints.where.terms import Matches
 
-# A count behind a group in which there is one, as in `(a{1,50}){1,50}`.
-_NESTED_COUNTS = re.compile(r"\}[^{}]*\)\{")
-# How many bytes of a text are followed where counts may multiply: bad ones break within 40.
-_FOLLOWED_LEN = 64
 # A lexer's state for each byte: beyond it the walk along the string would fail, a second later.
 _MAX_CHOICE_BYTES = 50_000
-
-
-def _follow_same(language: GrammarLanguage) -> None:
-    """Follow a text that has the same byte where it may: it is in the most repetitions at once.
-
-    Raises TooComplex where the engine breaks, as outputs would.
-    """
-    matcher = language.matcher()
-    alphabet = alphabet_of(language.vocabulary)
-    row = np.zeros(language.vocabulary.num_words, dtype=np.int32)
-    last = -1  # no token yet
-    try:
-        for _ in range(_FOLLOWED_LEN):
-            if matcher.is_over:
-                return
-            matcher.fill_mask(row)
-            legal = alphabet.allowed(row).tolist()
-            if not legal:
-                return
-            last = last if last in legal else legal[0]
-            matcher.advance(last)
-    except EngineFailed as error:
-        raise TooComplex(
-            "the pattern's counted repetitions are within others, so that there are too many ways"
-            f" to read one text ({error}): lower their bounds, or write `*` or `+` inside"
-        ) from None
 
 
 def _choice_grammar(text: str) -> str:
@@ -290,10 +256,7 @@ class Compiler:
                 ) from None
             except OutOfReach:
                 raise refusal from None
-        language = GrammarLanguage(self.vocabulary, grammar, hints=hints_of(spec))
-        if _NESTED_COUNTS.search(spec.text):
-            _follow_same(language)
-        return language
+        return GrammarLanguage(self.vocabulary, grammar, hints=hints_of(spec))
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         try:

@@ -53,9 +53,10 @@ from constraints.regex.syntax import (
     children,
     choice,
     concat,
+    flat,
     mapped,
 )
-from constraints.regex.writing import bounds, written
+from constraints.regex.writing import bounds, followed, written
 
 ROOT = "root"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*+")
@@ -275,6 +276,8 @@ _MAX_SIZE = 2_000
 # The same of all rules that stay.
 _MAX_WHOLE = 1_000_000
 _MAX_ROUNDS = 40
+# The most rules of which each is followed to find out whether it leads to itself.
+_MAX_FOLLOWED = 200
 
 
 def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
@@ -303,6 +306,9 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     Raises TooComplex.
     """
     mentions = {name: {each.name for each in references(rules[name])} for name in rules}
+    recursive: set[str] = set()
+    if len(rules) <= _MAX_FOLLOWED:
+        recursive = {name for name in rules if name in check_depth(mentions[name], mentions)}
     whole: dict[str, Pattern] = {}
     sizes: dict[str, int] = {}
 
@@ -311,7 +317,8 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
 
     def is_whole(name: str, known: set[str]) -> bool:
         size = _size(rules[name], sizes)
-        if mentions[name] <= known and size <= _MAX_SIZE:
+        may_move = name not in recursive and mentions[name] <= known | recursive
+        if may_move and size <= _MAX_SIZE:
             sizes[name] = size
             whole[name] = mapped(rules[name], in_place)
         return name in whole
@@ -320,7 +327,7 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     kept = {name: rules[name] for name in rules if name == ROOT or name not in whole}
     if sum(_size(pattern, sizes) for pattern in kept.values()) > _MAX_WHOLE:
         raise TooComplex(f"a grammar of more than {_MAX_WHOLE} characters, all rules written out")
-    return {name: mapped(pattern, in_place) for name, pattern in kept.items()}
+    return {name: flat(mapped(pattern, in_place)) for name, pattern in kept.items()}
 
 
 def _size(pattern: Pattern, sizes: Mapping[str, int]) -> int:
@@ -339,6 +346,11 @@ def _split(pattern: Pattern) -> Pattern:
             return concat(_runs(parts, concat))
         case Choice(options):
             return choice(_runs(sorted(options, key=_refers), choice))
+        case Repeat(Choice(options), 0, None) if not all(map(_refers, options)):
+            # `(a | b x)*` is `a* (b x a*)*`, and a* one terminal.
+            between = Repeat(choice(each for each in options if not _refers(each)), 0, None)
+            others = choice(filter(_refers, options))
+            return concat((_as_terminal(between), Repeat(_split(concat((others, between))), 0, None)))
         case Repeat(part):
             return replace(pattern, part=_split(part))
     return pattern
@@ -519,7 +531,7 @@ def _written(found: Mapping[str, Pattern]) -> str:
             raise TooComplex(f"a grammar of more than {_MAX_TERMS} parts that are followed apart")
         match pattern:
             case Terminal(part):
-                return terminals.setdefault(written(part), f"T{len(terminals)}")
+                return terminals.setdefault(followed(written(part)), f"T{len(terminals)}")
             case Reference(name):
                 return names[name]
             case Concat(parts):

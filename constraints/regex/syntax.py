@@ -12,7 +12,7 @@ rule in both; there a class like `\w` applies to the character itself, not to it
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -148,6 +148,40 @@ def choice(options: Iterable[Pattern]) -> Pattern:
     """One of the options, of which there is at least one."""
     kept = tuple(options)
     return kept[0] if len(kept) == 1 else Choice(kept)
+
+
+def flat(pattern: Pattern) -> Pattern:
+    """The same texts in fewer readings, which the engine follows all: of loops in a loop, and of
+    counts of counts, one. `(a+ | b)*` is `(a | b)*`, and `(a{1,5}){1,5}` is `a{1,25}`."""
+    match pattern:
+        case Concat(parts):
+            return concat(map(flat, parts))
+        case Choice(options):
+            return choice(map(flat, options))
+        case Repeat(part, (0 | 1) as least, None):
+            options = [*_repeated(part, least)]
+            return Repeat(choice(map(flat, options)), least, None) if options else EMPTY
+        case Repeat(part, least, most):
+            part = flat(part)
+            if isinstance(part, Repeat) and part.min_count <= 1 and part.max_count and most:
+                if part.max_count * most <= MAX_REPEAT:
+                    return Repeat(part.part, part.min_count * least, part.max_count * most)
+            return replace(pattern, part=part)
+    return pattern
+
+
+def _repeated(part: Pattern, least: int) -> Iterator[Pattern]:
+    """The options that a loop repeats, `least` times or more, without repeats of their own."""
+    match part:
+        case Choice(options):
+            for option in options:
+                yield from _repeated(option, least)
+        case Repeat(inner, min_count, max_count) if least <= min_count <= 1 and max_count != 0:
+            yield from _repeated(inner, least)
+        case Empty() if least == 0:
+            pass
+        case _:
+            yield part
 
 
 def options_of(pattern: Pattern) -> tuple[Pattern, ...]:

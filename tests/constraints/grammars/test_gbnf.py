@@ -188,6 +188,16 @@ def test_greed_loses_no_text(name: str) -> None:
             assert accepts(language, text) == has_text(rules, text), text
 
 
+@pytest.mark.parametrize("root", ["item*", "item+", '(text | "{" call "}")*'])
+def test_a_long_text_between_recursive_parts_is_followed_to_its_end(root: str) -> None:
+    grammar = f"""root ::= {root}
+item ::= text | "{{" call "}}"
+text ::= [^{{]+
+call ::= [a-z]+ ("(" call ")")?
+"""
+    assert accepts(compiled(Kind.GBNF, grammar), "Dear {name}, " + 3000 * "x" + "{upper(name)}")
+
+
 def test_groups_in_groups_have_an_end() -> None:
     with pytest.raises(Malformed, match="deep"):
         to_grammar(f"root ::= {'(' * 110}[a]{')' * 110}")

@@ -54,6 +54,41 @@ def test_texts_match_as_in_python(pattern: str, texts: list[str]) -> None:
         assert accepts(language, text) == bool(re.fullmatch(pattern, text)), text
 
 
+REPEATS = st.sampled_from("* + ? {0} {2} {1,2} {0,3} {2,3} {1,} {2,}".split())
+NESTED = st.recursive(
+    st.sampled_from(["a", "b", "ab", "a|", "(?:)"]),
+    lambda inner: st.one_of(
+        st.builds("(?:{}){}".format, inner, REPEATS),
+        st.builds("(?:{}|{})".format, inner, inner),
+        st.builds("(?:{}){}(?:{})".format, inner, REPEATS, inner),
+    ),
+    max_leaves=5,
+)
+SHORT = ["".join(chars) for length in range(7) for chars in product("ab", repeat=length)]
+
+
+@more_examples(4)
+@given(NESTED)
+def test_repeats_of_repeats_have_the_same_texts_in_fewer_readings(pattern: str) -> None:
+    fewer = re.compile(translate(pattern))
+    for text in SHORT:
+        assert bool(fewer.fullmatch(text)) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        ("(?:a+|b)*", "(?:a|b)*"),
+        ("(?:a?|b+)+", "(?:a?|b)+"),
+        ("((a{1,200}){1,200})", "a{1,40000}"),
+        ("(a{2}){1,3}", "(?:a{2}){1,3}"),
+        ("(a{1,9999}){1,9999}", "(?:a{1,9999}){1,9999}"),
+    ],
+)
+def test_of_loops_in_loops_and_of_counts_of_counts_there_is_one(pattern: str, written: str) -> None:
+    assert translate(pattern) == written
+
+
 WRONG = st.sampled_from(
     ["(", ")", "[", "[b-a]", "a**", "\\q", "a{3,2}", "(?P<1>a)", "(?Q)", "\\x1"]
 )
