@@ -278,7 +278,7 @@ class Search:
 
     def begin_anew(self) -> None:
         """Give the following passes a new time limit."""
-        self._limit = TimeLimit(self._max_time_s)
+        self.limit = TimeLimit(self._max_time_s)
 
     def completions(self, kind: Pass, max_nodes: int) -> Iterator[KnownCompletion]:
         """Completions as they are found."""
@@ -296,7 +296,7 @@ class Search:
         # The empty edge leads to the place itself.
         push(_Node(self._matcher, (), 0.0, ((),)), 0)
         for _ in range(max_nodes):
-            if not heap or self._limit.is_over():
+            if not heap or self.limit.is_over():
                 return
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
@@ -420,8 +420,10 @@ def shortest_completion(
             return found
     if not is_patient:
         return None
+    # Where there was no time for these passes, there is none for longer ones.
+    is_slow = search.limit.is_over()
     found = _with_words(matcher, vocabulary, max_len)
-    if found is not None or max_len <= MAX_COUNTED:
+    if found is not None or max_len <= MAX_COUNTED or is_slow:
         return found
     search.begin_anew()
     return next(filter(None, (found_by(kind, kind.max_nodes) for kind in LONG_PLAN)), None)

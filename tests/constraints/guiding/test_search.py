@@ -4,6 +4,7 @@ Of some patterns no mask tells how far a text has come: behind `.*[0-9]` every m
 is as it was before. A short text is known from the start all the same.
 """
 
+import itertools
 import json
 import random
 import re
@@ -155,6 +156,17 @@ def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("constraints.guiding.completion.thread_time", lambda: next(times))
     limit = TimeLimit(1.0)
     assert [limit.is_over() for _ in range(5)] == [False, False, False, True, True]
+
+
+def test_what_has_no_text_is_not_looked_for_in_longer_passes_than_there_was_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.count()
+    for module in ("completion", "search"):
+        monkeypatch.setattr(f"constraints.guiding.{module}.thread_time", lambda: next(ticks) / 200)
+    grammar = ConstraintSpec(Kind.LARK, 'start: "a" start')
+    assert language_of(grammar, VOCABULARY).matcher().shortest(1 << 20) is None
+    assert next(ticks) / 200 < 0.8
 
 
 WHOLE = [
