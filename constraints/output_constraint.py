@@ -118,7 +118,7 @@ class OutputConstraintState:
         if isinstance(self._matcher, StoppedMatcher):
             quoted = [json.dumps(each, ensure_ascii=False) for each in self._stops.strings]
             stops = f"the stop strings {', '.join(quoted)}" if quoted else "the stop tokens"
-            return TooComplex(f"{reason} that meets none of {stops} before its end")
+            return TooComplex(f"{reason} that meets none of {stops} before its end: leave them out")
         language = self._language
         return TooComplex(
             reason + (language.hint_without_text if isinstance(language, GrammarLanguage) else "")

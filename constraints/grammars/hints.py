@@ -166,6 +166,12 @@ def _values(schema: dict[str, Json], *, may_parse: bool) -> Iterator[Json]:
     values = schema.get("enum")
     if isinstance(values, list):
         yield from values[:_MAX_VALUES]
+    items = schema.get("items")
+    if schema.get("uniqueItems") is True and isinstance(items, dict):
+        low, count = items.get("minimum", 0), schema.get("minItems")
+        is_of_numbers = items.get("type") in ("integer", "number") and isinstance(low, int)
+        if is_of_numbers and isinstance(count, int):
+            yield from range(low, low + min(count, MAX_LEAVES))
     min_len = schema.get("minLength")
     min_len = min_len if isinstance(min_len, int) else 0
     pattern = schema.get("pattern")

@@ -40,7 +40,7 @@ MAX_FIRST_TRIES = 30_000
 _MAX_TRIED_LEN = 33
 _JSON_CLOSERS = (b"}", b"]")
 _SIMPLE = (b"0", b"null", b"true", b'""', b"[]", b"{}")
-_SIMPLE_ITEMS = tuple(each + b"," for each in _SIMPLE)
+_SIMPLE_ITEM = re.compile(rb'(?:[0-9]|null|true|""|\[\]|\{\}),\s*\Z')
 _SPACE = b" \t\r\n"
 # Of the other bytes: what ends or parts values before what makes them longer.
 _LIKED = tuple(bytes((byte,)) for byte in b'",:1234567890{[-aA.@/ ')
@@ -121,8 +121,14 @@ class _Dive:
 
     def _other_item(self, text: bytes) -> KnownCompletion:
         """A hint behind a simple item: where that did not allow the end, it never will."""
-        has_simple = text.rstrip(_SPACE).endswith(_SIMPLE_ITEMS)
-        return self._first_legal(self._hints if has_simple else ())
+        if not _SIMPLE_ITEM.search(text):
+            return ()
+        for hint in self._hints:
+            # A number that is there already is legal up to its end.
+            is_number = hint[-1:].isdigit()
+            if self._first_legal((hint + b",", hint + b"]") if is_number else (hint,)):
+                return self._first_legal((hint,))
+        return ()
 
     def _forced(self) -> KnownCompletion:
         tokens = spelled(self._matcher.deterministic_suffix(), self._vocabulary)

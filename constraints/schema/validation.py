@@ -211,15 +211,9 @@ def _ours(
 
     is_bounded: for judges: it raises TooComplex where a value takes long
     """
-    types = kind.TYPE_CHECKER
-    takes_points = types.is_type(1.0, "integer")
 
     def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
-        if not isinstance(value, ExactNumber):
-            return False
-        return (
-            value == value.to_integral_value() if takes_points else value.as_tuple().exponent == 0
-        )
+        return isinstance(value, ExactNumber) and value == value.to_integral_value()
 
     def counted(keyword: _Keyword) -> _Keyword:
         def asked(validator: Any, value: Json, instance: Json, schema: Json) -> _Errors:
@@ -234,7 +228,7 @@ def _ours(
     if is_bounded:
         keywords = {name: counted(each) for name, each in keywords.items()}
     extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
-    return extend(kind, keywords, type_checker=types.redefine("integer", is_integer))
+    return extend(kind, keywords, type_checker=kind.TYPE_CHECKER.redefine("integer", is_integer))
 
 
 def _unnamed(schema: Json) -> Json:

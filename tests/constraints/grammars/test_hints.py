@@ -33,6 +33,10 @@ def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tupl
             (b'"a@b.cd"', b'"the the "'),
         ),
         ({"minimum": 5, "exclusiveMaximum": 9}, (b"5", b"8")),
+        (
+            {"uniqueItems": True, "minItems": 2, "items": {"type": "integer", "minimum": 7}},
+            (b"7", b"8"),
+        ),
         ({"default": {"const": 1}, "examples": [{"const": 2}]}, ()),
         ({"anyOf": [{"items": {"const": 3}}, {"$defs": {"d": {"const": 4}}}]}, (b"3", b"4")),
     ],

@@ -158,6 +158,21 @@ def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyP
     assert [limit.is_over() for _ in range(5)] == [False, False, False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("items", "numbers"),
+    [
+        ({"type": "integer"}, range(12)),
+        ({"type": "number", "minimum": 3}, range(3, 15)),
+        ({"type": "integer", "minimum": 0, "maximum": 30}, range(25)),
+    ],
+)
+def test_numbers_that_differ_are_counted(items: Json, numbers: range) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": items, "minItems": len(numbers)}
+    found = of_schema(schema).matcher().shortest(1 << 20)
+    assert found is not None
+    assert json.loads(text_of(list(found), mixed_vocabulary())) == list(numbers)
+
+
 def test_what_has_no_text_is_not_looked_for_in_longer_passes_than_there_was_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
