@@ -6,8 +6,9 @@ MAX_STATES = 20_000
 MAX_STEPS = 4_000_000
 # The most states times places inside of characters: the size of a byte table.
 MAX_NODES = 60_000
-# The most states times distinguished counts of all measures.
-MAX_CELLS = 12_000_000
+# The most states times places inside of characters, which are hundreds beside Unicode's classes,
+# times distinguished counts of all measures: tables of 120 MB.
+MAX_CELLS = 30_000_000
 # The most cells times ways, for distances in tokens. Beyond it completions are searched.
 MAX_TOKEN_STEPS = 40_000_000
 # The largest bound that is counted towards.

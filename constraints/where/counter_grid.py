@@ -58,8 +58,11 @@ class CounterGrid:
         object.__setattr__(self, "shape", shape)
 
     @classmethod
-    def of(cls, machine: Machine) -> "CounterGrid":
-        """The smallest counter grid for a machine. Raises TooComplex."""
+    def of(cls, machine: Machine, num_inside: int = 1) -> "CounterGrid":
+        """The smallest counter grid for a machine. Raises TooComplex.
+
+        num_inside: places inside of a character
+        """
         directions = [_direction(machine, place) for place in range(len(machine.counters))]
         weighable = [place for place, direction in enumerate(directions) if direction]
         slack = max(weighable, key=lambda place: machine.counters[place].cap, default=None)
@@ -67,7 +70,7 @@ class CounterGrid:
         cells.sort(key=lambda place: -machine.counters[place].cap)
         weight = 1 if slack is None else directions[slack]
         counter_grid = cls(machine.counters, tuple(cells), slack, weight)
-        if counter_grid.num_cells * machine.num_states > MAX_CELLS:
+        if counter_grid.num_cells * machine.num_states * num_inside > MAX_CELLS:
             bounds = ", ".join(
                 f"{counter.measure.value} ({counter.cap})" for counter in machine.counters
             )

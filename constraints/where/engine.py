@@ -440,7 +440,7 @@ def _language(
     machine = machine_of(expression)
     # Characters without a step from any state need no places for their bytes.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
-    counter_grid = CounterGrid.of(machine)
+    counter_grid = CounterGrid.of(machine, utf8.num_places)
     by_state = counter_grid.coaccessible(machine)
     if by_state is None:
         return None

@@ -209,6 +209,14 @@ def test_too_many_counts_are_refused_at_once() -> None:
     assert time.thread_time() - began < 3
 
 
+def test_counts_are_told_apart_at_each_place_inside_of_a_character() -> None:
+    counts = "1 < len(X) < 1500 and 1 < len(words(X)) < 20"
+    compiled(f'{counts} and regex(X, r"([a-z]+ ){{3,}}[^é]*")')
+    # There are hundreds of these places: of two numbers for each a gigabyte.
+    with pytest.raises(TooComplex, match="too many counts to tell apart at once"):
+        compiled(f'{counts} and regex(X, r"(\\w+ ){{3,}}[^é]*")')
+
+
 @pytest.mark.parametrize(
     "written",
     [
