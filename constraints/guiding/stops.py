@@ -296,6 +296,8 @@ class StoppedMatcher:
         if found is not None and completes(self, self._vocabulary, found):
             return found
         bytewise = None if self._barred else self.bytewise()
+        # In another order its characters may meet no stop string.
+        hints = [bytes((byte,)) for byte in dict.fromkeys(text_of(found or (), self._vocabulary))]
         lengths = [max_len]
         if found is not None and bytewise is None:
             # Masks that know distances lead directly to a text that is not much longer.
@@ -307,6 +309,7 @@ class StoppedMatcher:
                 self._vocabulary,
                 length,
                 tails,
+                hints,
                 bytewise=bytewise,
                 num_failed=num_failed,
             )
