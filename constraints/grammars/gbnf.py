@@ -350,7 +350,9 @@ def _split(pattern: Pattern) -> Pattern:
             # `(a | b x)*` is `a* (b x a*)*`, and a* one terminal.
             between = Repeat(choice(each for each in options if not _refers(each)), 0, None)
             others = choice(filter(_refers, options))
-            return concat((_as_terminal(between), Repeat(_split(concat((others, between))), 0, None)))
+            return concat(
+                (_as_terminal(between), Repeat(_split(concat((others, between))), 0, None))
+            )
         case Repeat(part):
             return replace(pattern, part=_split(part))
     return pattern

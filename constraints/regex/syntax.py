@@ -159,14 +159,14 @@ def flat(pattern: Pattern) -> Pattern:
         case Choice(options):
             return choice(map(flat, options))
         case Repeat(part, (0 | 1) as least, None):
-            options = [*_repeated(part, least)]
-            return Repeat(choice(map(flat, options)), least, None) if options else EMPTY
-        case Repeat(part, least, most):
-            part = flat(part)
-            if isinstance(part, Repeat) and part.min_count <= 1 and part.max_count and most:
-                if part.max_count * most <= MAX_REPEAT:
-                    return Repeat(part.part, part.min_count * least, part.max_count * most)
-            return replace(pattern, part=part)
+            repeated = [*_repeated(part, least)]
+            return Repeat(choice(map(flat, repeated)), least, None) if repeated else EMPTY
+        case Repeat(Repeat(part, (0 | 1) as first, int(last)), least, int(most)) if (
+            0 < last * most <= MAX_REPEAT
+        ):
+            return flat(Repeat(part, first * least, last * most))
+        case Repeat(part):
+            return replace(pattern, part=flat(part))
     return pattern
 
 

@@ -160,7 +160,10 @@ def test_what_is_no_instance_in_any_order_is_refused_with_what_it_violates(
 DRAFTS = [
     {},
     *({"$schema": f"http://json-schema.org/draft-0{number}/schema#"} for number in (4, 6, 7)),
-    *({"$schema": f"https://json-schema.org/draft/{name}/schema"} for name in ("2019-09", "2020-12")),
+    *(
+        {"$schema": f"https://json-schema.org/draft/{name}/schema"}
+        for name in ("2019-09", "2020-12")
+    ),
 ]
 
 
