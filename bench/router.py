@@ -38,7 +38,7 @@ from bench.quick_shard import (
     quick_shard,
     router_over_quick_shard,
 )
-from proto.contract import Generation, SampledToken, SamplingParams, StepResult, StopParams
+from proto.contract import PlainRow, SamplingParams, StepResult, StopParams
 from router.engine.stream import Stream
 from router.http.request_record import RequestRecord
 from router.http.tgi import GenerateFrames
@@ -126,9 +126,9 @@ def _requests(num_streams: int) -> list[GenerateRequest]:
     ]
 
 
-def _generations(request_ids: Iterable[int]) -> tuple[Generation, ...]:
-    token = SampledToken(byte_ids("e")[0], -0.75)
-    return tuple([Generation(request_id, (token,)) for request_id in request_ids])
+def _rows(request_ids: Iterable[int]) -> list[PlainRow]:
+    (token_id,) = byte_ids("e")
+    return [(request_id, token_id, -0.75) for request_id in request_ids]
 
 
 def scheduler_us(num_streams: int) -> float:
@@ -142,7 +142,7 @@ def scheduler_us(num_streams: int) -> float:
         used_s += time.process_time() - begun_s
         assert batch is not None
         held_ids = (*batch.running_ids, *(new.request_id for new in batch.new))
-        result = StepResult(batch.step_id, _generations(held_ids), held_ids)
+        result = StepResult(batch.step_id, (), held_ids, plain=_rows(held_ids))
         num_tokens += len(held_ids)
         begun_s = time.process_time()
         scheduler.expired(0.0)
@@ -172,10 +172,10 @@ def text_and_sse_us(tokenizer: Tokenizer, num_streams: int) -> tuple[float, floa
     ]
     text_s = sse_s = 0.0
     for _ in range(_NUM_STEPS):
-        generations = _generations(range(num_streams))
+        rows = _rows(range(num_streams))
         begun_s = time.process_time()
-        for stream, generation in zip(streams, generations, strict=True):
-            stream.add(generation, 0.0)
+        for stream, (_, token_id, logprob) in zip(streams, rows, strict=True):
+            stream.add_token(token_id, logprob, 0.0)
         text_s += time.process_time() - begun_s
         bursts = [_taken(stream) for stream in streams]
         begun_s = time.process_time()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.staging import PinnedStaging
-from proto.contract import Generation, KeptState, SampledToken
+from proto.contract import Generation, KeptState
 
 
 class StateStep(NamedTuple):
@@ -455,10 +455,5 @@ class StepOutput:
     @property
     def generations(self) -> tuple[Generation, ...]:
         """What it brought to each request."""
-        request_ids, token_ids, logprobs = self.plain
-        tokens = map(SampledToken, token_ids, logprobs)
-        plain = [
-            Generation(request_id, (token,))
-            for request_id, token in zip(request_ids, tokens, strict=True)
-        ]
-        return (*plain, *self.others)
+        plain = zip(*self.plain, strict=True)
+        return (*map(Generation.of_plain, plain), *self.others)

@@ -6,12 +6,12 @@ Both tiers' `wire.py` translate between these classes and the messages of `gener
 that exists is valid: constructors check lengths that contradict each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from constraints.spec import ConstraintSpec, ThoughtRule, Translation
 
@@ -318,6 +318,11 @@ class SampledToken(NamedTuple):
     mask_effect: MaskEffect | None = None
 
 
+# A request that goes on, its one new token, and that token's log-probability: nearly all that steps
+# bring. No class, since they are made by the dozen, by `zip`.
+PlainRow: TypeAlias = tuple[int, int, float]
+
+
 class Generation(NamedTuple):
     """What a step brought for one request.
 
@@ -344,17 +349,24 @@ class Generation(NamedTuple):
     num_drafts: int = 0
     num_accepted: int = 0
 
+    @classmethod
+    def of_plain(cls, row: PlainRow) -> "Generation":
+        """What a plain row says."""
+        request_id, token_id, logprob = row
+        return cls(request_id, (SampledToken(token_id, logprob),))
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to a Batch. `remaining_ids` are the requests that the shard still holds.
 
+    `others` are of requests of which more is to be said than `plain` does.
     `mask_s` went into the token masks of `num_masked_rows`, beside the forward; sampling waited
     `mask_wait_s` of it.
     """
 
     step_id: int
-    generations: tuple[Generation, ...]
+    others: tuple[Generation, ...]
     remaining_ids: tuple[int, ...]
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -362,6 +374,12 @@ class StepResult:
     mask_s: float = 0.0
     mask_wait_s: float = 0.0
     num_masked_rows: int = 0
+    plain: Sequence[PlainRow] = ()
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """What the step brought to each request."""
+        return (*map(Generation.of_plain, self.plain), *self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ and fails if they do so again. All fail when the shards do not come back for lon
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from enum import Enum
 from time import monotonic
 from typing import TypeAlias
 
-from proto.contract import Batch, FinishReason, Generation, StepResult
+from proto.contract import Batch, FinishReason, Generation, PlainRow, StepResult
 from router.engine.adapters import Adapters
 from router.engine.admission import Admission, KeyLimits, unhealthy
 from router.engine.constraints import Preparing
@@ -312,6 +312,8 @@ class Batcher:
         self._to_wake.append(stream)
         if stream.end is not None:
             self._retire(stream)
+        elif stream.num_unread >= MANY_UNREAD:
+            self._backpressure.check(stream)
 
     def _retire(self, stream: Stream) -> None:
         """An ended stream leaves, and releases what it holds elsewhere."""
@@ -460,20 +462,38 @@ class Batcher:
         step = await self._steps.receive()
         answered_s = step.answered_s
         self._heard_s = answered_s
-        self._append(self._scheduler.apply(step.result, answered_s), answered_s)
+        plain, others = self._scheduler.apply(step.result, answered_s)
+        self._append(plain, others, answered_s)
         self._cancel_latency.check(answered_s)
         self._release_adapters()
         applied_s = self._clock() - answered_s
         self._observer.finished(step.batch, step.result, answered_s - step.begun_s, applied_s)
         self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))
 
-    def _append(self, generations: Iterable[Generation], now_s: float) -> None:
-        """Appends a step's generations to their streams."""
+    def _append(
+        self, plain: Iterable[PlainRow], others: Iterable[Generation], now_s: float
+    ) -> None:
+        """Appends what a step brought to the streams."""
+        # A request may have been cancelled or expired while its step was under way.
+        streams = self._streams
         num_tokens = 0
-        waited_s: dict[float, int] = {}
-        for generation in generations:
-            # A request may have been cancelled or expired while its step was under way.
-            stream = self._streams.get(generation.request_id)
+        # Nearly all had their last token at the same time.
+        lasts_s: Counter[float | None] = Counter()
+        for request_id, token_id, logprob in plain:
+            stream = streams.get(request_id)
+            if stream is None:
+                continue
+            last_s = stream.last_token_s
+            try:
+                stream.add_token(token_id, logprob, now_s)
+            except Exception as error:  # noqa: BLE001 (it is logged)
+                self._fail(stream, failed_by_bug(stream, error))
+                continue
+            num_tokens += 1
+            lasts_s[last_s] += 1
+            self._publish(stream)
+        for generation in others:
+            stream = streams.get(generation.request_id)
             if stream is None:
                 continue
             if generation.error is not None:
@@ -487,14 +507,11 @@ class Batcher:
                 continue
             if generation.tokens:
                 num_tokens += len(generation.tokens)
-                if last_s is not None:
-                    # Nearly all had their last token at the same time.
-                    waited_s[now_s - last_s] = waited_s.get(now_s - last_s, 0) + 1
+                lasts_s[last_s] += 1
                 if len(generation.tokens) > 1 or generation.num_drafts:
                     self._observer.several(generation)
             self._publish(stream)
-            if stream.end is None and stream.num_unread >= MANY_UNREAD:
-                self._backpressure.check(stream)
+        waited_s = {now_s - last_s: num for last_s, num in lasts_s.items() if last_s is not None}
         self._observer.generated(num_tokens, waited_s)
 
     def _expire(self, now_s: float) -> None:

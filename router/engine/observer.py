@@ -99,7 +99,7 @@ class StepObserver:
         if result.num_masked_rows:
             metrics.mask_duration.observe(result.mask_s)
             metrics.masked_rows.inc(amount=result.num_masked_rows)
-        num_late = sum([generation.is_late for generation in result.generations])
+        num_late = sum([generation.is_late for generation in result.others])
         if num_late:
             metrics.late_rows.inc(amount=num_late)
         if result.num_masked_rows or num_late:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeAlias
 
-from proto.contract import FinishReason, Generation, SampledToken, TopToken
+from proto.contract import FinishReason, Generation, MaskEffect, TopToken
 from router.request.errors import RouterError
 from router.request.request import (
     NO_WORK,
@@ -103,6 +103,10 @@ class Stream:
         dropped = () if constraint is None else constraint.dropped_phrases
         self._text = OutputText(request, tokenizer) if text is None else text
         self._is_watched = self._text.is_watched
+        # No token ends it but by what the shard says.
+        ends_early = self._is_watched or request.pause_after is not None
+        self._is_plain = not (ends_early or request.is_moved)
+        self._special_ids = tokenizer.special_ids
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and not request.has_rule
         # A search that pauses chooses among the alternatives, even if the first one ends the text.
@@ -178,6 +182,14 @@ class Stream:
                 return
         waiter.set_result(None)
 
+    def add_token(self, token_id: int, logprob: float, now_s: float) -> None:
+        """As `add`, of a token of which nothing else is to be said: of nearly every one."""
+        if self._is_plain and self.last_token_s is not None:
+            self._add_token(token_id, logprob)
+            self.last_token_s = now_s
+        else:
+            self.add(Generation.of_plain((self.request_id, token_id, logprob)), now_s)
+
     def add(self, generation: Generation, now_s: float) -> None:
         """What a step brought; sets `end` when the shard, or the text, ends the sequence."""
         if self._old_ids:
@@ -191,7 +203,9 @@ class Stream:
             self._begin(now_s)
         ends_by_token = reason is not None and reason in _ENDS_BY_TOKEN
         for token in tokens:
-            self._add_token(token, ends_by_token and token is tokens[-1])
+            is_end = ends_by_token and token is tokens[-1]
+            top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
+            self._add_token(token.token_id, token.logprob, is_end, top_tokens, token.mask_effect)
             if self._is_watched and self._text.matched is not None:
                 reason = FinishReason.STOP_STRING
                 break
@@ -276,12 +290,18 @@ class Stream:
     def _replay(self, count: int) -> None:
         """Makes the next tokens of before events again."""
         for _ in range(min(count, len(self._old_ids))):
-            self._add_token(SampledToken(self._old_ids.pop(), 0.0), ends=False)
+            self._add_token(self._old_ids.pop(), 0.0)
 
-    def _add_token(self, token: SampledToken, ends: bool) -> None:
-        token_id = token.token_id
+    def _add_token(
+        self,
+        token_id: int,
+        logprob: float,
+        ends: bool = False,
+        top_tokens: tuple[TokenLogprob, ...] = (),
+        mask_effect: MaskEffect | None = None,
+    ) -> None:
         self.num_generated += 1
-        special = self._tokenizer.is_special(token_id)
+        special = token_id in self._special_ids
         is_dropped = hidden = False
         if special or ends:
             # Under a constraint special tokens are marks of the format, and ends, also those that
@@ -296,9 +316,8 @@ class Stream:
             self._texts.append(shown)
         # What is pushed may begin with the rest of a character that the token leaves broken.
         own = self._tokenizer.token_text(token_id) if hidden else pushed
-        top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
-        reported = TokenLogprob(token_id, own, token.logprob, special, hidden)
-        event = TokenGenerated(reported, shown, top_tokens, token.mask_effect)
+        reported = TokenLogprob(token_id, own, logprob, special, hidden)
+        event = TokenGenerated(reported, shown, top_tokens, mask_effect)
         if not self._is_watched:
             self._events.append(event)
             return

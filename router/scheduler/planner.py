@@ -159,7 +159,7 @@ class Planner:
                 if plan.room_for(sequence, sequence.scheduled_len):
                     _plan_chunk(sequence, plan)
         self._shares.charge(plan.chunks.values())
-        self._running.retire_fully_scheduled([chunk.sequence for chunk in plan.chunks.values()])
+        self._running.retire_fully_scheduled(plan.chunks.values())
         return plan
 
     def _plan_decodes(self, plan: StepPlan) -> None:
@@ -178,7 +178,13 @@ class Planner:
         for sequence in decoding:
             num_behind -= 1
             # An older one preempted it a moment ago.
-            if sequence.state is SequenceState.DECODING:
+            if sequence.state is not SequenceState.DECODING:
+                continue
+            if sequence.decodes_one(plan.num_drafts):
+                plan.chunks[sequence.request_id] = sequence.schedule_one()
+                plan.num_tokens_left -= 1
+                plan.num_decode_tokens += 1
+            else:
                 self._plan_decode(sequence, plan, num_behind)
 
     def _plan_decode(self, sequence: Sequence, plan: StepPlan, num_behind: int) -> None:

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proto.contract import Generation, StepResult
+from proto.contract import Generation, PlainRow, StepResult
 from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator, BlockAllocation
 from router.scheduler.fair_shares import FairShares
@@ -208,11 +208,11 @@ class RunningBatch:
         self._sequences.remove(sequence)
         self._retire(sequence)
 
-    def retire_fully_scheduled(self, sequences: Iterable[Sequence]) -> None:
+    def retire_fully_scheduled(self, chunks: Iterable[ScheduledChunk]) -> None:
         """Removes those of a step's sequences that no later step concerns."""
         leaving = [
             sequence
-            for sequence in sequences
+            for sequence, _, _ in chunks
             if sequence.is_fully_scheduled and not sequence.awaits_tokens
         ]
         if not leaving:
@@ -324,25 +324,38 @@ class StepInFlight:
     dropped_ids: tuple[int, ...] = ()
     begun_s: float = 0.0
 
-    def read(self, result: StepResult) -> list[AnsweredChunk]:
-        """The answer for each of the step's chunks, in their order.
+    def read(self, result: StepResult) -> tuple[list[PlainRow], list[AnsweredChunk]]:
+        """The answers that are plain rows of sequences that `await_one`; and those for the other
+        chunks of the step, in their order.
 
         Raises ShardFailed when the answer contradicts what was scheduled: then shard and router no
         longer agree on what the shard holds, and nothing in its answers can be used.
         """
         if result.step_id != self.step_id:
             raise ShardFailed(f"step {self.step_id} was answered as step {result.step_id}")
-        generations = {generation.request_id: generation for generation in result.generations}
-        if len(generations) != len(result.generations):
+        generations = {generation.request_id: generation for generation in result.others}
+        answered_ids = {*generations, *[row[0] for row in result.plain]}
+        if len(answered_ids) != len(result.others) + len(result.plain):
             raise ShardFailed(f"step {self.step_id}: two generations for one request")
-        strangers = generations.keys() - self.chunks.keys()
+        strangers = answered_ids - self.chunks.keys()
         if strangers:
             raise ShardFailed(
                 f"step {self.step_id}: generations for {sorted(strangers)}, which took no part"
             )
         remaining_ids = frozenset(result.remaining_ids)
+        plain: list[PlainRow] = []
+        for row in result.plain:
+            request_id = row[0]
+            chunk = self.chunks[request_id]
+            if request_id in remaining_ids and chunk.num_tokens == 1 and chunk.sequence.awaits_one:
+                plain.append(row)
+            else:
+                generations[request_id] = Generation.of_plain(row)
+        plain_ids = {row[0] for row in plain}
         answered: list[AnsweredChunk] = []
         for request_id, chunk in self.chunks.items():
+            if request_id in plain_ids:
+                continue
             sequence, num_tokens, samples = chunk
             # What it computes is known now that all steps before it are answered.
             start_len = sequence.computed_len
@@ -364,7 +377,7 @@ class StepInFlight:
                 if fault is not None:
                     raise ShardFailed(f"step {self.step_id}, request {request_id}: {fault}")
             answered.append(each)
-        return answered
+        return plain, answered
 
 
 def has_ended(generation: Generation | None) -> bool:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from proto.contract import Batch, Generation, StepResult
+from proto.contract import Batch, Generation, PlainRow, StepResult
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest, Work
 from router.scheduler.allocator import Allocator
@@ -215,8 +215,10 @@ class Scheduler:
             num_decode_tokens=plan.num_decode_tokens,
         )
 
-    def apply(self, result: StepResult, now_s: float) -> tuple[Generation, ...]:
-        """Applies the answer of the oldest step in flight; the generations that count.
+    def apply(
+        self, result: StepResult, now_s: float
+    ) -> tuple[list[PlainRow], list[Generation]]:
+        """Applies the answer of the oldest step in flight; the rows and the generations that count.
 
         A generation with a finish reason or an error ends its sequence. Those of sequences that had
         ended are cut, and so are prompt log-probabilities reported before a preemption.
@@ -226,14 +228,20 @@ class Scheduler:
         if not self._in_flight:
             raise ValueError(f"step {result.step_id} is not in flight; no step is")
         step = self._in_flight[0]
-        answered = step.read(result)
+        plain, answered = step.read(result)
         self._in_flight.popleft()
         # Of two steps in flight, the second begins when the first is done.
         step_s = now_s - max(self._answered_s, step.begun_s)
         self._answered_s = now_s
         num_computed = [each.num_computed for each in answered]
-        token_s = step_s / max(1, sum(num_computed))
-        counted = []
+        token_s = step_s / max(1, len(plain) + sum(num_computed))
+        block_size = self._allocator.block_size
+        for request_id, token_id, _ in plain:
+            sequence = step.chunks[request_id].sequence
+            sequence.take_token(token_id, step_s, token_s)
+            if sequence.computed_len % block_size == 0:
+                self._commit(sequence, sequence.computed_len)
+        counted: list[Generation] = []
         for each, num_tokens in zip(answered, num_computed, strict=True):
             sequence = each.chunk.sequence
             sequence.num_steps_in_flight -= 1
@@ -250,7 +258,7 @@ class Scheduler:
         self._running.let_go_of_states()
         if self._checks_steps:
             self.check_invariants()
-        return tuple(counted)
+        return plain, counted
 
     def fail(self) -> tuple[int, ...]:
         """The shards lost their state: the cache is void, no step is in flight, nothing runs.

@@ -262,6 +262,27 @@ class Sequence:
                 self.move(SequenceState.DECODING)
         return ScheduledChunk(self, num_tokens, samples)
 
+    def decodes_one(self, num_drafts: int) -> bool:
+        """Whether the next step is to compute its last token alone, for which there is a block.
+
+        `num_drafts`: how many may be guessed behind it.
+        """
+        assert self.allocation is not None, f"request {self.request_id} does not run"
+        return not (
+            self.is_paused
+            or self.is_constrained
+            or (num_drafts and self.takes_drafts)
+            or len(self.output_ids) + self.num_pending >= self.last_len
+            or self.scheduled_len >= self.allocation.capacity
+        )
+
+    def schedule_one(self) -> ScheduledChunk:
+        """As `schedule_tokens`, of a sequence that `decodes_one`."""
+        self.scheduled_len += 1
+        self.num_steps_in_flight += 1
+        self.num_pending += 1
+        return ScheduledChunk(self, 1, samples=True)
+
     def settle(self, chunk: ScheduledChunk, computed_len: int) -> None:
         """The oldest of its steps in flight was answered: so many tokens are computed now.
 
@@ -324,3 +345,34 @@ class Sequence:
         self.output_ids += token_ids
         if self.num_lost and self.known_len >= self.lost_len:
             self.num_lost = 0
+
+    @property
+    def awaits_one(self) -> bool:
+        """Whether of the oldest of its steps in flight it awaits one token, which is not its last.
+
+        So it is with nearly all that decode; then `take_token` is all that there is to do.
+        """
+        num_known = len(self.output_ids)
+        return (
+            self.state is SequenceState.DECODING
+            # Its prompt is computed, and was scored if that was asked for.
+            and 0 < num_known < self.last_len - 1
+            and self.computed_len + 1 == self.prompt_len + num_known
+        )
+
+    def take_token(self, token_id: int, step_s: float, token_s: float) -> None:
+        """The oldest of its steps in flight has computed one token, and sampled this one.
+
+        As `take_part`, `settle` and `append`, in a fifth of the time.
+        """
+        self.num_steps_in_flight -= 1
+        self.num_pending -= 1
+        self.num_computed += 1
+        self.computed_len += 1
+        self.shard_s += token_s
+        if self.allocation is not None:
+            self.block_s += len(self.allocation.block_ids) * step_s
+        if self.num_lost:
+            self.append((token_id,))
+        else:
+            self.output_ids.append(token_id)

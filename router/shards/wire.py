@@ -20,6 +20,7 @@ from proto.contract import (
     ModelInfo,
     NewSequence,
     OutputConstraint,
+    PlainRow,
     PoolLimits,
     Prepared,
     SampledToken,
@@ -158,11 +159,18 @@ def step_from_pb(message: pb.StepResponse, step_id: int) -> StepResult:
 
     Raises ShardFailed when a generation is malformed.
     """
-    generations = _plain_from_pb(message)
-    generations += [_generation_from_pb(made) for made in message.generations]
+    plain = _plain_from_pb(message)
+    others = [_generation_from_pb(made) for made in message.generations]
+    if isnan(sum(message.plain_logprobs)):
+        others += [
+            Generation(request_id, error=_NO_LOGPROB)
+            for request_id, _, logprob in plain
+            if isnan(logprob)
+        ]
+        plain = [row for row in plain if not isnan(row[2])]
     return StepResult(
         step_id=step_id,
-        generations=tuple(generations),
+        others=tuple(others),
         remaining_ids=tuple(message.request_ids),
         forward_s=message.forward_ns * _NANOSECOND,
         sample_s=message.sample_ns * _NANOSECOND,
@@ -170,6 +178,7 @@ def step_from_pb(message: pb.StepResponse, step_id: int) -> StepResult:
         mask_s=message.mask_ns * _NANOSECOND,
         mask_wait_s=message.mask_wait_ns * _NANOSECOND,
         num_masked_rows=message.num_masked_rows,
+        plain=plain,
     )
 
 
@@ -269,23 +278,10 @@ def _translation_to_pb(found: Translation) -> pb.Translation:
     )
 
 
-def _plain_from_pb(message: pb.StepResponse) -> list[Generation]:
-    # Of each field that nothing is said of; a class that fills them in itself takes twice as long.
-    new = tuple.__new__
-    rest = Generation(0)[2:]
-    token_ids = message.plain_token_ids
-    logprobs = message.plain_logprobs
+def _plain_from_pb(message: pb.StepResponse) -> list[PlainRow]:
+    columns = (message.plain_request_ids, message.plain_token_ids, message.plain_logprobs)
     try:
-        return [
-            new(
-                Generation, (request_id, (new(SampledToken, (token_id, logprob, (), None)),), *rest)
-            )
-            if logprob == logprob
-            else Generation(request_id, error=_NO_LOGPROB)
-            for request_id, token_id, logprob in zip(
-                message.plain_request_ids, token_ids, logprobs, strict=True
-            )
-        ]
+        return list(zip(*columns, strict=True))
     except ValueError as error:
         raise ShardFailed(f"its columns of plain generations differ in length: {error}") from error
 

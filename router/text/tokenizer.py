@@ -65,7 +65,7 @@ class Tokenizer:
         tokens = _tokens_by_id(backend, files.tokenizer_path)
         self.path: Path = files.tokenizer_path
         self._backend = backend
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             i for i, token in backend.get_added_tokens_decoder().items() if token.special
         )
         named_special = special_beside(files.tokenizer_path)
@@ -78,7 +78,7 @@ class Tokenizer:
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         )
         self._workers = WorkerThreads(num_workers, "tokenizer")
-        self.texts: TokenTexts | None = build_token_texts(backend, tokens, self._special_ids)
+        self.texts: TokenTexts | None = build_token_texts(backend, tokens, self.special_ids)
         self.vocab_size: int = len(tokens)
         self.bos_token: str | None = files.bos_token
         self.eos_token: str | None = files.eos_token
@@ -198,7 +198,7 @@ class Tokenizer:
         """
         if skip_special_tokens:
             # Not left to the library, which shows special tokens that are marked "normalized".
-            token_ids = [i for i in token_ids if i not in self._special_ids]
+            token_ids = [i for i in token_ids if i not in self.special_ids]
         if not token_ids:  # some of the library's decoders panic at nothing
             return ""
         if len(token_ids) <= _IN_PLACE_LEN:
@@ -258,7 +258,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `skip_special_tokens` leaves out."""
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
     def close(self) -> None:
         """End the worker threads after their current work."""

@@ -17,6 +17,7 @@ from model_server.executor.executor import PagedModel
 from proto.contract import (
     Batch,
     FinishReason,
+    Generation,
     LogprobParams,
     SamplingParams,
     StepResult,
@@ -159,10 +160,12 @@ class Loop:
     def _computed(self, batch: Batch) -> StepResult:
         """The step's result. It runs when it is sent, as the shard runs steps in their order."""
         output = self._runner.step(batch.new, batch.updates, batch.dropped_ids)
-        return StepResult(batch.step_id, output.generations, output.request_ids)
+        plain = list(zip(*output.plain, strict=True))
+        return StepResult(batch.step_id, output.others, output.request_ids, plain=plain)
 
     def _apply(self, result: StepResult) -> None:
-        for generation in self._scheduler.apply(result, 0.0):
+        plain, others = self._scheduler.apply(result, 0.0)
+        for generation in (*map(Generation.of_plain, plain), *others):
             answer = self.answers[generation.request_id]
             client = self._clients[generation.request_id]
             assert answer.reason is None, "a generation after the end"

@@ -211,8 +211,17 @@ class KvShard:
             for request_id, count in num_tokens.items()
             if count and (generation := self._read(request_id, count, writes)) is not None
         ]
-        result = StepResult(batch.step_id, tuple(generations), tuple(sorted(self.held_ids)))
-        return RunStep(result, writes)
+        # Of a token alone a shard may say so in either way.
+        plain = [
+            (each.request_id, each.tokens[0].token_id, each.tokens[0].logprob)
+            for each in generations
+            if each.request_id % 2 and each == Generation(each.request_id, each.tokens[:1])
+            and each.tokens
+        ]
+        plain_ids = {row[0] for row in plain}
+        others = tuple([each for each in generations if each.request_id not in plain_ids])
+        held_ids = tuple(sorted(self.held_ids))
+        return RunStep(StepResult(batch.step_id, others, held_ids, plain=plain), writes)
 
     def answer(self, step: RunStep) -> StepResult:
         """The step's answer; its writes land again, for until now nobody else may use its slots."""

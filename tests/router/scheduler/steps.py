@@ -41,7 +41,8 @@ def answer(scheduler: Scheduler, batch: Batch, *generations: Generation) -> tupl
     ended = {g.request_id for g in generations if g.finish_reason or g.error}
     held = {*batch.running_ids, *(new.request_id for new in batch.new)}
     result = StepResult(batch.step_id, generations, tuple(held - ended))
-    return scheduler.apply(result, now_s=0.0)
+    _, counted = scheduler.apply(result, now_s=0.0)
+    return tuple(counted)
 
 
 def run(scheduler: Scheduler, *generations: Generation) -> Batch:

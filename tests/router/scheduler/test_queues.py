@@ -113,9 +113,27 @@ def answer(*generations: Generation, remaining: tuple[int, ...] = ()) -> StepRes
 def test_a_good_answer_is_read_by_request() -> None:
     good = Generation(0, (TOKEN,))
     result = answer(good, remaining=(0, 1))
-    answered = step(decoding(0), prefilling(1)).read(result)
+    plain, answered = step(decoding(0), prefilling(1)).read(result)
+    assert plain == []
     assert generations_of(answered) == [good, None]
     assert [each.num_computed for each in answered] == [1, 3]
+
+
+def test_a_plain_row_stays_one_where_the_sequence_awaits_one_token_and_goes_on() -> None:
+    """The second one's prompt was computed just now; the third one's reader has left."""
+    going_on, first_token, gone = decoding(0), decoding(1), decoding(2)
+    for row in (going_on, gone):
+        row.sequence.append((1,))
+        row.sequence.computed_len += 1
+    gone.sequence.move(SequenceState.CANCELLED)
+    rows = [(2, 7, -0.5), (1, 8, -0.5), (0, 9, -0.5)]
+    result = StepResult(7, (), (0, 1, 2), plain=rows)
+    plain, answered = step(going_on, first_token, gone).read(result)
+    assert plain == [(0, 9, -0.5)]
+    assert generations_of(answered) == [
+        Generation(1, (SampledToken(8, -0.5),)),
+        Generation(2, (SampledToken(7, -0.5),)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +153,27 @@ def test_a_good_answer_is_read_by_request() -> None:
             answer(Generation(0, (TOKEN,)), Generation(5, (TOKEN,)), remaining=(0, 5)),
             r"\[5\], which took no part",
             id="stranger",
+        ),
+        pytest.param(
+            decoding(0),
+            StepResult(7, (Generation(0, (TOKEN,)),), (0,), plain=[(0, 1, -0.5)]),
+            "two generations",
+            id="twice, once plain",
+        ),
+        pytest.param(
+            decoding(0),
+            StepResult(7, (), (0, 5), plain=[(0, 1, -0.5), (5, 1, -0.5)]),
+            r"\[5\], which took no part",
+            id="plain stranger",
+        ),
+        pytest.param(
+            decoding(0), StepResult(7, (), (), plain=[(0, 1, -0.5)]), "lost it", id="plain, lost"
+        ),
+        pytest.param(
+            decoding(0, max_new_tokens=1),
+            StepResult(7, (), (0,), plain=[(0, 1, -0.5)]),
+            "goes on after its last token, number 1",
+            id="plain, past its limit",
         ),
         pytest.param(decoding(0), answer(remaining=(0,)), "none came", id="no token"),
         pytest.param(decoding(0), answer(Generation(0, (TOKEN,))), "lost it", id="lost"),
@@ -175,11 +214,12 @@ def test_a_row_that_ends_need_not_remain() -> None:
     last = Generation(0, (TOKEN,), FinishReason.LENGTH)
     failed = Generation(1, error="not a number")
     result = answer(last, failed)
-    answered = step(decoding(0, max_new_tokens=1), decoding(1)).read(result)
+    _, answered = step(decoding(0, max_new_tokens=1), decoding(1)).read(result)
     assert generations_of(answered) == [last, failed]
 
 
 def test_nothing_is_asked_of_a_request_that_ended_meanwhile() -> None:
     row = decoding(0)
     row.sequence.move(SequenceState.CANCELLED)
-    assert generations_of(step(row).read(answer())) == [None]
+    _, answered = step(row).read(answer())
+    assert generations_of(answered) == [None]

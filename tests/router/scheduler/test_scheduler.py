@@ -232,7 +232,7 @@ class TestRunAhead:
         first = step(scheduler)
         second = step(scheduler)
         answer(scheduler, first, token(0, 7, FinishReason.EOS))
-        assert scheduler.apply(StepResult(second.step_id, (), ()), 0.0) == ()
+        assert scheduler.apply(StepResult(second.step_id, (), ()), 0.0) == ([], [])
         assert not scheduler.has_work
 
     def test_while_blocks_are_on_their_way_back_one_is_preempted_and_not_all(self) -> None:

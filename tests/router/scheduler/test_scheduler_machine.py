@@ -137,8 +137,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def apply(self) -> None:
         result = self.shard.answer(self.in_flight.popleft())
-        counted = self.scheduler.apply(result, self.now_s)
-        for generation in counted:
+        plain, others = self.scheduler.apply(result, self.now_s)
+        for generation in (*map(Generation.of_plain, plain), *others):
             self.record(generation)
 
     @rule(num_steps=st.integers(1, 6))
