@@ -38,6 +38,7 @@ from model_server.checkpoint.check import forecast
 from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.errors import FetchStalled, RanksLost, ShardError
 from model_server.loading import Loaded, Prepared, load
+from model_server.service.device_thread import DeviceThread
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.service.tracing import StepTracer, start_tracing
@@ -122,7 +123,7 @@ async def _serve(settings: config.ServeConfig, prepared: Prepared | None) -> int
 
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
-    device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
+    device_thread = DeviceThread(use_long_time_slices)
     loading = partial(load, settings, on_lost, prepared)
     service = await _load_unless_stopped(
         loading, device_thread, tracer, stop, fatal, settings.num_threads
@@ -154,7 +155,7 @@ def _end(fatal: Sequence[ShardError]) -> NoReturn:
 
 async def _load_unless_stopped(
     load_all: Callable[[], Loaded],
-    device_thread: ThreadPoolExecutor,
+    device_thread: DeviceThread,
     tracer: StepTracer,
     stop: asyncio.Event,
     fatal: Sequence[ShardError],

@@ -123,7 +123,13 @@ async def listening(
         path = address.with_name(f"{address.name}{_STEP_SUFFIX}")
         if len(os.fsencode(path)) <= _MAX_SOCKET_BYTES:
             service.step_socket = str(path.absolute())
-            steps = taking_steps(path, service.decode, failures, lease)
+            loop = asyncio.get_running_loop()
+
+            def on_fatal_step(error: ShardError) -> None:
+                loop.call_soon_threadsafe(on_fatal, error)
+
+            of_steps = Failures(on_fatal_step)
+            steps = taking_steps(path, service.device_thread, service.take, of_steps, lease)
     async with steps:
         await server.start()
         watching = asyncio.ensure_future(lease.run(service.release))

@@ -31,7 +31,8 @@ from model_server.errors import (
     StaleEpoch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.service.step_queue import StepQueue
+from model_server.service.device_thread import DeviceThread
+from model_server.service.step_queue import GivenStep, StepQueue
 from model_server.service.tracing import NO_TRACES, StepCall, StepTracer
 from model_server.step import StepOutput
 from proto import generate_pb2 as pb
@@ -206,7 +207,7 @@ T = TypeVar("T")
 
 
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
-    """Owner of the epoch; everything else is the runner's. `device_thread` has one worker.
+    """Owner of the epoch; everything else is the runner's.
 
     `constraints` exist on rank 0 alone. `look_thread` looks at images beside steps; None: any does.
     """
@@ -216,7 +217,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         runner: Runner,
         info: ModelInfo,
         urls: tuple[str, ...],
-        device_thread: Executor,
+        device_thread: DeviceThread,
         tracer: StepTracer = NO_TRACES,
         constraints: ConstraintCache | None = None,
         look_thread: Executor | None = None,
@@ -224,12 +225,12 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._runner = runner
         self._info = info
         self._urls = urls
-        self._device_thread = device_thread
+        self.device_thread = device_thread
         self._tracer = tracer
         self._constraints = constraints
         self._look_thread = look_thread
-        self._step_queue = StepQueue(runner, device_thread)
-        # The path at which decode steps are taken beside Decode; empty: there is none.
+        self._steps = StepQueue(runner, device_thread, tracer)
+        # The path at which the thread takes decode steps beside Decode; empty: there is none.
         self.step_socket = ""
         # One adapter is read at a time.
         self._reading = asyncio.Lock()
@@ -270,7 +271,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
             dropped_ids=tuple(request.dropped_ids),
             metadata=context.invocation_metadata(),
         )
-        output = await self._step(call, _optional(request, "step"))
+        output = await self._steps.run(call, _optional(request, "step"))
         return step_to_pb(output, request.epoch)
 
     async def Decode(  # type: ignore[override]
@@ -307,16 +308,36 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         """One step of those that run."""
         self._require_epoch(request.epoch)
         call = StepCall((), updates_from_pb(request), tuple(request.dropped_ids))
-        output = await self._step(call, _optional(request, "step"))
+        output = await self._steps.run(call, _optional(request, "step"))
         return step_to_pb(output, request.epoch)
+
+    def take(
+        self,
+        request: pb.DecodeRequest,
+        answer: Callable[[pb.StepResponse], None],
+        fail: Callable[[BaseException], None],
+    ) -> GivenStep:
+        """As `decode`, on the device's thread, on which it is answered too.
+
+        Raises InvalidStep and StaleEpoch for what is wrong with the request itself.
+        """
+        self._require_epoch(request.epoch)
+        call = StepCall((), updates_from_pb(request), tuple(request.dropped_ids))
+        step = GivenStep(
+            call,
+            _optional(request, "step"),
+            lambda output: answer(step_to_pb(output, request.epoch)),
+            fail,
+        )
+        self._steps.give(step)
+        return step
 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
     ) -> pb.FilterBatchResponse:
         self._require_epoch(request.epoch)
         request_ids = frozenset(request.request_ids)
-        kept_ids = await self._on_device(lambda: self._runner.filter(request_ids))
-        self._tracer.kept(kept_ids)
+        kept_ids = await self._on_device(lambda: self._filter(request_ids))
         return pb.FilterBatchResponse(epoch=request.epoch, request_ids=kept_ids)
 
     async def PrepareConstraint(
@@ -378,41 +399,37 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         if request.epoch < self._epoch:
             raise StaleEpoch(f"epoch {request.epoch} is over: epoch {self._epoch} has begun")
         self._epoch = request.epoch
-        self._step_queue.begin_epoch(request.epoch)
-        await self._on_device(self._runner.clear)
-        self._tracer.kept(())
+        await self._on_device(lambda: self._begin_epoch(request.epoch))
         return pb.ClearCacheResponse(
             epoch=request.epoch, is_warm=self._runner.is_warm, step_socket=self.step_socket
         )
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._steps.begin_epoch(epoch)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._runner.clear()
+        self._tracer.kept(())
+
+    def _filter(self, request_ids: frozenset[int]) -> tuple[int, ...]:
+        kept_ids = self._runner.filter(request_ids)
+        self._tracer.kept(kept_ids)
+        return kept_ids
 
     async def release(self) -> None:
         """The router says nothing any more: its requests are forgotten, the epoch goes on."""
         if self._runner.holds_requests:
             _log.warning("the router has said nothing for long; what it had is freed")
-            await self._on_device(self._runner.clear)
-            self._tracer.kept(())
+            await self._on_device(self._clear)
 
     def _require_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise StaleEpoch(f"epoch {epoch} is not the present one, {self._epoch}")
 
-    async def _step(self, call: StepCall, number: int | None) -> StepOutput:
-        begun_ns = time.perf_counter_ns()
-        try:
-            output = await self._step_queue.run(call, number)
-        except Exception as error:
-            self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
-            raise
-        self._tracer.stepped(call, output)
-        if not self._runner.is_prepared:
-            loop = asyncio.get_running_loop()
-            # Once this answer is on its way.
-            loop.call_soon(loop.run_in_executor, self._device_thread, self._runner.prepare)
-        return output
-
     async def _on_device(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._device_thread, work)
+        return await loop.run_in_executor(self.device_thread, work)
 
 
 def sequence_from_pb(message: pb.Request) -> NewSequence:

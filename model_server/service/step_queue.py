@@ -1,19 +1,18 @@
 """The queue of steps before the device's thread: numbered steps run in the order of their numbers.
 
-    handlers:  step 3 arrives   step 2 arrives
-                    |  waits ------> |
-    thread:    | step 1 runs ........| step 2 ..........| step 3 ..........
+    given:   step 3         step 2
+                |  waits ---> |
+    thread:     | step 1 runs ........| step 2 ..........| step 3 ..........
 
 A step that is in flight is left unfinished when the next one has come: that one finishes it when
 it begins. Without a next one it is finished once it is ready.
 
-Calls of one connection arrive in order, but each is handled by a task of its own, so that tasks may
-pass each other. A step is given to the thread as soon as the one before it was, not when that has
-ended: the thread goes from one to the next without waiting for the event loop.
+Steps come from calls, by the event loop, and from a step socket, which the thread reads itself;
+each may pass others on its way.
 
-The thread and the event loop share the interpreter's lock, so an answer waits until the next step,
-if there is one, has begun and is about to be launched: its forward leaves the interpreter, and the
-event loop has the lock to itself from there on, and the device does not wait for it.
+An answer waits until the next step, if there is one, has begun and is about to be launched: so the
+device does not wait for it. The thread and the event loop share the interpreter's lock, and the
+event loop has it to itself while a forward is computed.
 """
 
 import asyncio
@@ -23,14 +22,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from model_server.engine.first_rank import StepInFlight
 from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, StaleEpoch
-from model_server.service.tracing import StepCall
+from model_server.service.device_thread import DeviceThread
+from model_server.service.tracing import NO_TRACES, StepCall, StepTracer
 from model_server.step import StepOutput
 
 # Foreign functions of a PyDLL are called with the lock held.
@@ -91,25 +90,39 @@ def _close(*files: int) -> None:
 _POLL_INTERVAL_S = 50e-6
 
 
-class StepQueue:
-    """Used by the event loop's thread alone. `device_thread` has one worker."""
+@dataclass(slots=True, eq=False)
+class GivenStep:
+    """A step to be run, and what is done with its result, on the device's thread.
 
-    def __init__(self, runner: Runner, device_thread: Executor) -> None:
+    number: None: it runs when it comes
+    is_given_up: nobody waits for it; if it has not begun, its number is free
+    """
+
+    call: StepCall
+    number: int | None
+    answer: Callable[[StepOutput], None]
+    fail: Callable[[BaseException], None]
+    is_given_up: bool = False
+    given_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+class StepQueue:
+    """What the device's thread does in its turns. `run` is for the event loop, the rest its own."""
+
+    def __init__(
+        self, runner: Runner, device_thread: DeviceThread, tracer: StepTracer = NO_TRACES
+    ) -> None:
         self._runner = runner
         self._device_thread = device_thread
-        self._next = 1
-        self._early: dict[int, asyncio.Future[None]] = {}
-        self._epoch = _Epoch(runner, 0)
+        self._tracer = tracer
         self._caller: LoopCaller | None = None
-
-    def begin_epoch(self, number: int) -> None:
-        """The next step is number 1; steps that wait for one before them raise StaleEpoch."""
-        for waiting in self._early.values():
-            if not waiting.done():
-                waiting.set_exception(StaleEpoch(f"epoch {number} has begun"))
-        self._early.clear()
         self._next = 1
-        self._epoch = _Epoch(self._runner, number)
+        self._given: dict[int, GivenStep] = {}
+        self._unnumbered: deque[GivenStep] = deque()
+        self._failed: int | None = None
+        # The step that has run, or is in flight, and whose answer is still to be given.
+        self._unanswered: tuple[GivenStep, StepInFlight] | None = None
+        device_thread.turn = self.turn
 
     async def run(self, call: StepCall, number: int | None) -> StepOutput:
         """Runs a step once those of smaller numbers have run; without a number, when it comes.
@@ -117,105 +130,113 @@ class StepQueue:
         Raises what the step raises, InvalidStep for a number that came before or behind a numbered
         step that failed, and StaleEpoch when another epoch begins first.
         """
-        loop = asyncio.get_running_loop()
-        if number is None:
-            return await loop.run_in_executor(
-                self._device_thread, self._runner.step, call.new, call.updates, call.dropped_ids
-            )
-        if number != self._next:
-            await self._turn(number)
         if self._caller is None:
             self._caller = LoopCaller()
-        running: asyncio.Future[StepOutput] = loop.create_future()
-        self._epoch.num_given += 1
-        work = self._device_thread.submit(self._epoch.run, call, number)
-        work.add_done_callback(partial(self._epoch.ended, running, self._caller, number))
-        self._next = number + 1
-        following = self._early.pop(self._next, None)
-        if following is not None and not following.done():
-            following.set_result(None)
-        return await running
-
-    async def _turn(self, number: int) -> None:
-        if number < self._next or number in self._early:
-            raise InvalidStep(f"step {number} came before; the next one is {self._next}")
-        waiting = asyncio.get_running_loop().create_future()
-        self._early[number] = waiting
-        await waiting
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Unanswered:
-    """A step that has run, or failed to, and whose answer is still to be given."""
-
-    answer: asyncio.Future[StepOutput]
-    caller: LoopCaller
-    number: int
-    step: Future[StepInFlight]
-
-
-class _Epoch:
-    """What the device's thread knows of an epoch. `num_given` is the event loop's."""
-
-    def __init__(self, runner: Runner, number: int) -> None:
-        self.num_given = 0
-        self._runner = runner
-        self._num_run = 0
-        self._number = number
-        self._failed: int | None = None
-        self._unanswered: _Unanswered | None = None
-
-    def run(self, call: StepCall, number: int) -> StepInFlight:
-        """A step that was sent before the failure of one before it relies on what never was."""
-        self._require_none_failed(number)
+        caller = self._caller
+        answer: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+        step = GivenStep(
+            call,
+            number,
+            lambda output: caller.call(partial(_set_result, answer, output)),
+            lambda error: caller.call(partial(_set_exception, answer, error)),
+        )
+        self._device_thread.submit(self.give, step)
         try:
-            step = self._runner.begin(call.new, call.updates, call.dropped_ids)
+            return await answer
+        finally:
+            step.is_given_up = True
+
+    def begin_epoch(self, number: int) -> None:
+        """The next step is number 1; steps that wait for one before them raise StaleEpoch."""
+        self._answer()
+        waiting = [*self._given.values(), *self._unnumbered]
+        self._given.clear()
+        self._unnumbered.clear()
+        for step in waiting:
+            step.fail(StaleEpoch(f"epoch {number} has begun"))
+        self._next = 1
+        self._failed = None
+
+    def give(self, step: GivenStep) -> None:
+        """The step is run in its turn."""
+        number = step.number
+        if number is None:
+            self._unnumbered.append(step)
+            return
+        waiting = self._given.get(number)
+        if number < self._next or (waiting is not None and not waiting.is_given_up):
+            came_before = f"step {number} came before; the next one is {self._next}"
+            step.fail(InvalidStep(came_before))
+            return
+        self._given[number] = step
+
+    def turn(self) -> bool:
+        """Runs the next step, or answers the last one; False: there is nothing to do."""
+        step = self._next_step()
+        if step is not None:
+            self._run(step)
+            return True
+        if self._unanswered is None:
+            return False
+        _, running = self._unanswered
+        if running.is_ready:
             self._answer()
-            self._require_none_failed(number)
-            self._runner.launch(step)
-            while not step.is_ready and self._num_run + 1 == self.num_given:
-                time.sleep(_POLL_INTERVAL_S)
-            if step.is_ready:
-                self._runner.finish(step)
-        except BaseException:
-            self._failed = self._failed or number
-            raise
+        else:
+            time.sleep(_POLL_INTERVAL_S)
+        return True
+
+    def _next_step(self) -> GivenStep | None:
+        if self._unnumbered:
+            return self._unnumbered.popleft()
+        step = self._given.pop(self._next, None)
+        if step is None or step.is_given_up:
+            return None
+        self._next += 1
         return step
 
-    def ended(
-        self,
-        answer: asyncio.Future[StepOutput],
-        caller: LoopCaller,
-        number: int,
-        step: Future[StepInFlight],
-    ) -> None:
-        """The answer is given when the next step is launched, or now."""
-        self._answer()
-        self._unanswered = _Unanswered(answer, caller, number, step)
-        self._num_run += 1
-        if self._num_run == self.num_given:
+    def _run(self, step: GivenStep) -> None:
+        """One behind a failure is refused: it relies on what never was."""
+        call = step.call
+        try:
+            self._require_none_failed(step)
+            running = self._runner.begin(call.new, call.updates, call.dropped_ids)
             self._answer()
+            self._require_none_failed(step)
+            self._runner.launch(running)
+            if running.is_ready:
+                self._runner.finish(running)
+        except BaseException as error:  # noqa: BLE001 -- it is the answer
+            self._answer()
+            self._fail(step, error)
+            return
+        self._unanswered = (step, running)
 
-    def _require_none_failed(self, number: int) -> None:
-        if self._failed is not None:
+    def _require_none_failed(self, step: GivenStep) -> None:
+        if self._failed is not None and step.number is not None:
             raise InvalidStep(
-                f"step {number} follows step {self._failed}, which failed: epoch {self._number} is"
-                " over"
+                f"step {step.number} follows step {self._failed}, which failed: its epoch is over"
             )
 
     def _answer(self) -> None:
-        """Finish the step that is not answered, if nobody has; its result is the event loop's."""
-        one = self._unanswered
+        """Finish the step that is not answered, if there is one, and answer it."""
+        if self._unanswered is None:
+            return
+        step, running = self._unanswered
         self._unanswered = None
-        if one is None:
-            return
         try:
-            output = self._runner.finish(one.step.result())
+            output = self._runner.finish(running)
         except BaseException as error:  # noqa: BLE001 -- it is the answer
-            self._failed = self._failed or one.number
-            one.caller.call(partial(_set_exception, one.answer, error))
-            return
-        one.caller.call(partial(_set_result, one.answer, output))
+            self._fail(step, error)
+        else:
+            step.answer(output)
+            self._tracer.stepped(step.call, output)
+            if not self._runner.is_prepared:
+                self._device_thread.submit(self._runner.prepare)
+
+    def _fail(self, step: GivenStep, error: BaseException) -> None:
+        self._failed = self._failed or step.number
+        self._tracer.failed(step.call, time.perf_counter_ns() - step.given_ns, error)
+        step.fail(error)
 
 
 def _set_result(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:

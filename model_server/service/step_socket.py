@@ -1,105 +1,166 @@
-"""The step socket: Decode's messages from a router on the same machine, without gRPC."""
+"""The step socket: Decode's messages from a router on the same machine, without gRPC.
 
-import asyncio
+The device's thread accepts, reads and answers itself, between its steps.
+"""
+
 import contextlib
+import logging
+import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from model_server.errors import InvalidStep
+from model_server.service.device_thread import DeviceThread
 from model_server.service.service import Failures, Lease
+from model_server.service.step_queue import GivenStep
 from proto import generate_pb2 as pb
 from proto.frames import FrameReader, frame_bytes
 
-Decode = Callable[[pb.DecodeRequest], Coroutine[Any, Any, pb.StepResponse]]
+_log = logging.getLogger(__name__)
+
+_READ_LEN = 1 << 16
+# A router that does not read for so long is gone, or stands still.
+_PATIENCE_S = 10.0
 
 
-class StepConnection(asyncio.Protocol):
-    """A router's: each step is begun when it comes, and answered in its turn.
+class Decode(Protocol):
+    """Gives a step to the device's thread, on that thread."""
 
-    The first that fails is answered with the reason, and ends the connection.
+    def __call__(
+        self,
+        request: pb.DecodeRequest,
+        answer: Callable[[pb.StepResponse], None],
+        fail: Callable[[BaseException], None],
+        /,
+    ) -> GivenStep:
+        """Raises what is wrong with the request itself."""
+
+
+class StepConnection:
+    """A router's: each step is run in its turn, and answered when it has run.
+
+    The first failure, or message that is refused, is answered with the reason, and ends the
+    connection: behind it nothing is answered, since a router then begins anew.
     """
 
     def __init__(
-        self, decode: Decode, failures: Failures, lease: Lease, opened: "set[StepConnection]"
+        self,
+        connection: socket.socket,
+        thread: DeviceThread,
+        decode: Decode,
+        failures: Failures,
+        lease: Lease,
     ) -> None:
+        self._socket = connection
+        self._thread = thread
         self._decode = decode
         self._failures = failures
         self._lease = lease
-        self._opened = opened
         self._frames = FrameReader()
-        self._begun: deque[asyncio.Task[bytes]] = deque()
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio.Protocol."""
-        # uvloop's transports are no asyncio.Transport by class.
-        self._transport = cast(asyncio.Transport, transport)
-        self._opened.add(self)
-
-    def data_received(self, data: bytes) -> None:
-        """As asyncio.Protocol."""
-        self._lease.renew()
-        for _, message in self._frames.feed(data):
-            step = asyncio.ensure_future(self._step(message))
-            self._begun.append(step)
-            step.add_done_callback(self._answer)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio.Protocol: nobody waits for answers."""
-        self._transport = None
-        self._opened.discard(self)
-        for step in self._begun:
-            step.cancel()
+        # Those that were given and are not answered.
+        self._given: deque[GivenStep] = deque()
+        self.is_open = True
+        thread.watch(connection, self._read)
 
     def close(self) -> None:
-        """Once what was written is sent."""
-        if self._transport is not None:
-            self._transport.close()
+        """Nobody waits for answers any more."""
+        if self.is_open:
+            self.is_open = False
+            self._thread.unwatch(self._socket)
+            self._socket.close()
+            for step in self._given:
+                step.is_given_up = True
 
-    async def _step(self, message: bytes) -> bytes:
+    def _read(self) -> None:
         try:
-            request = pb.DecodeRequest.FromString(message)
-        except DecodeError as error:
-            raise InvalidStep(f"it is no message: {error}") from error
-        return (await self._decode(request)).SerializeToString()
+            data = self._socket.recv(_READ_LEN)
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._lease.renew()
+        for _, message in self._frames.feed(data):
+            if self.is_open:
+                self._take(message)
 
-    def _answer(self, _: object) -> None:
-        """Answers the steps that have ended behind none that has not."""
-        while self._begun and self._begun[0].done():
-            step = self._begun.popleft()
-            if step.cancelled():
-                continue
-            error = step.exception()
-            transport = self._transport
-            if transport is None or transport.is_closing():
-                continue
-            if error is None:
-                transport.write(frame_bytes(step.result()))
-            else:
-                status, reason = self._failures.of("Decode", error)
-                transport.write(frame_bytes(reason.encode(), status.value[0]))
-                transport.close()
+    def _take(self, message: bytes) -> None:
+        try:
+            try:
+                request = pb.DecodeRequest.FromString(message)
+            except DecodeError as error:
+                raise InvalidStep(f"it is no message: {error}") from error
+            self._given.append(self._decode(request, self._answer, self._fail))
+        except Exception as error:  # noqa: BLE001 -- it is the answer
+            self._fail(error)
+
+    def _answer(self, answer: pb.StepResponse) -> None:
+        if not self.is_open:
+            return
+        self._given.popleft()
+        self._send(frame_bytes(answer.SerializeToString()))
+
+    def _fail(self, error: BaseException) -> None:
+        status, reason = self._failures.of("Decode", error)
+        if self.is_open:
+            self._send(frame_bytes(reason.encode(), status.value[0]))
+            self.close()
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            num_sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            num_sent = 0
+        except OSError:
+            # Its end is what is read next.
+            return
+        if num_sent < len(frame):
+            self._send_slowly(frame[num_sent:])
+
+    def _send_slowly(self, rest: bytes) -> None:
+        """More than the system keeps for a reader."""
+        self._socket.settimeout(_PATIENCE_S)
+        try:
+            self._socket.sendall(rest)
+            self._socket.settimeout(None)
+        except OSError as error:
+            _log.warning("the router does not read its answers: %s", error)
+            self.close()
 
 
 @contextlib.asynccontextmanager
 async def taking_steps(
-    path: Path, decode: Decode, failures: Failures, lease: Lease
+    path: Path, thread: DeviceThread, decode: Decode, failures: Failures, lease: Lease
 ) -> AsyncIterator[None]:
     """Take steps at this socket inside the `async with`. A file that is there is replaced."""
     path.unlink(missing_ok=True)
-    opened: set[StepConnection] = set()
-    server = await asyncio.get_running_loop().create_unix_server(
-        partial(StepConnection, decode, failures, lease, opened), str(path)
-    )
+    opened: list[StepConnection] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def accept() -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        opened[:] = [each for each in opened if each.is_open]
+        opened.append(StepConnection(connection, thread, decode, failures, lease))
+
+    def close() -> None:
+        thread.unwatch(listener)
+        listener.close()
+        for connection in opened:
+            connection.close()
+
+    thread.submit(thread.watch, listener, accept)
     try:
         yield
     finally:
-        server.close()
-        for connection in [*opened]:
-            connection.close()
         path.unlink(missing_ok=True)
+        # The thread may be in a step that never ends.
+        thread.submit(close)

@@ -56,7 +56,7 @@ class _TracedSequence:
 
 
 class StepTracer:
-    """Owner of the traced sequences' records; used by the event loop's thread alone.
+    """Owner of the traced sequences' records; used by the device's thread alone.
 
     It is called after whatever changes what the shard holds. `exporter` None: nothing is traced.
     """
@@ -89,7 +89,7 @@ class StepTracer:
             if not is_held:
                 self._end(request_id, now_ns)
 
-    def failed(self, call: StepCall, duration_ns: int, error: Exception) -> None:
+    def failed(self, call: StepCall, duration_ns: int, error: BaseException) -> None:
         """A step failed: a failed span for each prompt in it, an error for each decode."""
         now_ns = time.time_ns()
         reason = f"{type(error).__name__}: {error}"

@@ -215,9 +215,7 @@ class Scheduler:
             num_decode_tokens=plan.num_decode_tokens,
         )
 
-    def apply(
-        self, result: StepResult, now_s: float
-    ) -> tuple[list[PlainRow], list[Generation]]:
+    def apply(self, result: StepResult, now_s: float) -> tuple[list[PlainRow], list[Generation]]:
         """Applies the answer of the oldest step in flight; the rows and the generations that count.
 
         A generation with a finish reason or an error ends its sequence. Those of sequences that had

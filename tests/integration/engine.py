@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from model_server.executor.executor import PagedModel
 from model_server.loading import new_sampler
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
+from model_server.service.device_thread import DeviceThread
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from router.engine.batcher import Batcher
@@ -98,7 +98,7 @@ async def running_engine(
 
     `followed` are the languages by which masks are made, of those that are compiled.
     """
-    with ThreadPoolExecutor(max_workers=1) as device, TemporaryDirectory() as sockets:
+    with DeviceThread() as device, TemporaryDirectory() as sockets:
         address = Path(sockets) / "shard"
         model = device.submit(load, folder, World()).result()
         languages = ConstraintCache(folder, model.vocab_size, model.eos_token_ids)

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from model_server.engine.runner import Runner
 from model_server.errors import ShardError
+from model_server.service.device_thread import DeviceThread
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from proto import generate_pb2 as pb
@@ -60,7 +60,7 @@ async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
     info = replace(info_of(shard.model), eos_token_ids=(EOS_ID,))
     fatal: list[ShardError] = []
     runner = shard.runner()
-    with ThreadPoolExecutor(max_workers=1) as device_thread:
+    with DeviceThread() as device_thread:
         service = TextGenerationService(
             runner, info, (), device_thread, constraints=shard.languages
         )

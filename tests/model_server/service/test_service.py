@@ -8,7 +8,6 @@ import gc
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from model_server.adapter import LinearShapes
 from model_server.engine.distributed import World
 from model_server.errors import ConfigRefused, InvalidStep, ShardError
 from model_server.executor.executor import PagedModel
+from model_server.service.device_thread import DeviceThread
 from model_server.service.server import listening
 from model_server.service.service import (
     Lease,
@@ -96,7 +96,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
 @pytest.fixture
 def service(model: PagedModel) -> Iterator[TextGenerationService]:
     info = replace(info_of(model), eos_token_ids=())
-    with ThreadPoolExecutor(max_workers=1) as device_thread:
+    with DeviceThread() as device_thread:
         runner = runner_of(model, World())
         yield TextGenerationService(runner, info, ("unix:///run/x-0",), device_thread)
 

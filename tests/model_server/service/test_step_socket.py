@@ -1,7 +1,7 @@
 """The shard's end of a step socket, with steps that end when they are told to."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -9,8 +9,11 @@ import grpc.aio
 import pytest
 
 from model_server.errors import InvalidStep, ShardError
+from model_server.service.device_thread import DeviceThread
 from model_server.service.service import Failures, Lease
+from model_server.service.step_queue import GivenStep
 from model_server.service.step_socket import taking_steps
+from model_server.service.tracing import StepCall
 from proto import generate_pb2 as pb
 from proto.contract import Batch, NewSequence, SamplingParams, StopParams
 from proto.frames import frame_bytes
@@ -18,45 +21,79 @@ from router.shards.shards import Shards, ShardTimeouts
 from router.shards.step_socket import StepSocket
 from tests.fakes import FakeShard, serving
 
+Answer = Callable[[pb.StepResponse], None]
+Fail = Callable[[BaseException], None]
+
 
 class Steps:
-    """Steps by their numbers."""
+    """Steps by their numbers, on a device's thread."""
 
-    def __init__(self) -> None:
-        self.answers: dict[int, asyncio.Future[pb.StepResponse]] = {}
+    def __init__(self, thread: DeviceThread) -> None:
         self.fatal: list[ShardError] = []
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._given: dict[int, asyncio.Future[tuple[GivenStep, Answer, Fail]]] = {}
 
-    async def decode(self, request: pb.DecodeRequest) -> pb.StepResponse:
-        return await self.answer_of(request.step)
+    def decode(self, request: pb.DecodeRequest, answer: Answer, fail: Fail) -> GivenStep:
+        step = GivenStep(StepCall(), request.step, lambda _: None, fail)
+        self._loop.call_soon_threadsafe(self._note, step, answer, fail)
+        return step
 
-    def answer_of(self, number: int) -> asyncio.Future[pb.StepResponse]:
-        future = asyncio.get_running_loop().create_future()
-        return self.answers.setdefault(number, future)
+    def _note(self, step: GivenStep, answer: Answer, fail: Fail) -> None:
+        assert step.number is not None
+        self._future_of(step.number).set_result((step, answer, fail))
+
+    def _future_of(self, number: int) -> asyncio.Future[tuple[GivenStep, Answer, Fail]]:
+        return self._given.setdefault(number, self._loop.create_future())
+
+    async def given(self, number: int) -> GivenStep:
+        step, _, _ = await self._future_of(number)
+        return step
+
+    async def answer(self, number: int, response: pb.StepResponse) -> None:
+        _, answer, _ = await self._future_of(number)
+        self._thread.submit(answer, response)
+
+    async def fail(self, number: int, error: Exception) -> None:
+        _, _, fail = await self._future_of(number)
+        self._thread.submit(fail, error)
 
 
 @pytest.fixture
 async def steps(tmp_path: Path) -> AsyncIterator[Steps]:
-    steps = Steps()
-    failures = Failures(steps.fatal.append)
-    async with taking_steps(tmp_path / "s", steps.decode, failures, Lease(60.0)):
-        yield steps
+    with DeviceThread() as thread:
+        steps = Steps(thread)
+        failures = Failures(steps.fatal.append)
+        async with taking_steps(tmp_path / "s", thread, steps.decode, failures, Lease(60.0)):
+            yield steps
 
 
 def send(router: StepSocket, number: int) -> asyncio.Future[pb.StepResponse]:
     return router.step(pb.DecodeRequest(step=number), 30.0)
 
 
-async def test_a_step_that_ends_before_an_earlier_one_is_answered_behind_it(
+async def test_steps_that_are_sent_ahead_are_answered_one_by_one(
     steps: Steps, tmp_path: Path
 ) -> None:
     router = await StepSocket.connect(str(tmp_path / "s"))
     first = send(router, 1)
     second = send(router, 2)
-    steps.answer_of(2).set_result(pb.StepResponse(total_ns=20))
-    _, unanswered = await asyncio.wait([second], timeout=0.05)
-    assert unanswered == {second}
-    steps.answer_of(1).set_result(pb.StepResponse(total_ns=10))
-    assert [(await first).total_ns, (await second).total_ns] == [10, 20]
+    await steps.given(2)
+    await steps.answer(1, pb.StepResponse(total_ns=10))
+    assert (await first).total_ns == 10
+    await steps.answer(2, pb.StepResponse(total_ns=20))
+    assert (await second).total_ns == 20
+    router.close()
+
+
+async def test_an_answer_that_is_larger_than_what_the_system_keeps_arrives_whole(
+    steps: Steps, tmp_path: Path
+) -> None:
+    router = await StepSocket.connect(str(tmp_path / "s"))
+    large = pb.StepResponse(request_ids=range(1 << 20))
+    first = send(router, 1)
+    await steps.answer(1, large)
+    assert await first == large
     router.close()
 
 
@@ -66,7 +103,7 @@ async def test_a_refused_step_ends_the_connection_and_not_the_shard(
     router = await StepSocket.connect(str(tmp_path / "s"))
     first = send(router, 1)
     second = send(router, 2)
-    steps.answer_of(1).set_exception(InvalidStep("it names nobody"))
+    await steps.fail(1, InvalidStep("it names nobody"))
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await first
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -79,7 +116,7 @@ async def test_a_refused_step_ends_the_connection_and_not_the_shard(
 async def test_an_unexpected_error_ends_the_shard(steps: Steps, tmp_path: Path) -> None:
     router = await StepSocket.connect(str(tmp_path / "s"))
     first = send(router, 1)
-    steps.answer_of(1).set_exception(RuntimeError("the device fell off"))
+    await steps.fail(1, RuntimeError("the device fell off"))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await first
     assert failure.value.code() is grpc.StatusCode.INTERNAL
@@ -103,7 +140,7 @@ async def test_a_router_sends_its_decode_steps_there(steps: Steps, tmp_path: Pat
         shards = await Shards.connect(address, ShardTimeouts(), first_epoch=100)
         await shards.step(Batch(1, (new,), (), (), (), 2, 0))
         answer = shards.step(Batch(2, (), (), (7,), (), 1, 1))
-        steps.answer_of(2).set_result(pb.StepResponse(epoch=101, request_ids=[7], total_ns=5))
+        await steps.answer(2, pb.StepResponse(epoch=101, request_ids=[7], total_ns=5))
         assert (await answer).total_s == 5e-9
         assert "Decode" not in [method for method, _ in shard.calls]
         await shards.close()
@@ -112,8 +149,9 @@ async def test_a_router_sends_its_decode_steps_there(steps: Steps, tmp_path: Pat
 async def test_steps_of_a_router_that_left_are_given_up(steps: Steps, tmp_path: Path) -> None:
     router = await StepSocket.connect(str(tmp_path / "s"))
     send(router, 1).cancel()
-    while 1 not in steps.answers:
-        await asyncio.sleep(0.01)
+    step = await steps.given(1)
+    assert not step.is_given_up
     router.close()
-    await asyncio.wait([steps.answers[1]], timeout=30.0)
-    assert steps.answers[1].cancelled()
+    async with asyncio.timeout(30.0):
+        while not step.is_given_up:
+            await asyncio.sleep(0.01)

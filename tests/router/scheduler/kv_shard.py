@@ -215,7 +215,8 @@ class KvShard:
         plain = [
             (each.request_id, each.tokens[0].token_id, each.tokens[0].logprob)
             for each in generations
-            if each.request_id % 2 and each == Generation(each.request_id, each.tokens[:1])
+            if each.request_id % 2
+            and each == Generation(each.request_id, each.tokens[:1])
             and each.tokens
         ]
         plain_ids = {row[0] for row in plain}
