@@ -384,6 +384,11 @@ class GenerateFrames:
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
         """One frame for each token; a Finished joins the token before it in the burst."""
+        if len(burst) == 1 and self._thought is None:
+            # Nearly always.
+            (event,) = burst
+            if isinstance(event, TokenGenerated):
+                return self._frame(event)
         return b"".join(self._frames(burst))
 
     def fail(self, error: RouterError) -> bytes:
@@ -417,16 +422,22 @@ class GenerateFrames:
     ) -> bytes:
         """A token; the last one ends with the `rest` of the text, which no token has."""
         self._num_tokens += 1
-        token = event.token
-        self._num_shown += _shown_len(token)
-        # Clients skip the texts of special tokens, so what is left of the answer must not be one.
-        is_unseen = token.special and rest != ""
+        token_id, shown, logprob, special, hidden = event.token
+        if special or hidden:
+            self._num_shown += _shown_len(event.token)
+            shown = _shown(event.token)
+            # Clients skip the texts of special tokens, so what is left of the answer must not be
+            # one.
+            if special and rest:
+                shown, special = "", False
+        else:
+            self._num_shown += len(shown)
         return _FRAME % (
             self._num_tokens,
-            token.token_id,
-            orjson.dumps(rest if is_unseen else _shown(token) + rest),
-            orjson.dumps(token.logprob),
-            b"true" if token.special and not is_unseen else b"false",
+            token_id,
+            orjson.dumps(shown + rest),
+            orjson.dumps(logprob),
+            b"true" if special else b"false",
             _top_tokens_field(event.top_tokens) if event.top_tokens else b"",
             text,
             details,
