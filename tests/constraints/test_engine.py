@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 from constraints import engine
 from constraints.compiler import Compiler
 from constraints.engine import HEADER, LIMITS, GrammarLanguage, GrammarMatcher, limits_of
-from constraints.errors import EngineFailed, IllegalToken, Malformed, TooComplex
+from constraints.errors import EngineFailed, IllegalToken, TooComplex
 from constraints.matcher import Matcher
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
@@ -298,8 +298,3 @@ def test_a_long_text_is_followed_without_masks_and_breaks_no_output_beside_it() 
             matcher.advance(token_id)
         assert matcher.is_complete
         assert bits(beside, vocabulary)
-
-
-def test_a_choice_that_is_nested_without_end_is_malformed() -> None:
-    with pytest.raises(Malformed, match="list of strings"):
-        compiled(Kind.CHOICE, "[" * 100_000)

@@ -14,48 +14,16 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional
 
 from annotated_types import Len
 from pydantic import (
-    UUID1,
-    UUID4,
-    UUID5,
     AliasChoices,
-    AnyUrl,
-    AwareDatetime,
-    Base64Bytes,
-    Base64UrlStr,
     BaseModel,
-    ByteSize,
     ConfigDict,
-    Discriminator,
     Field,
-    FilePath,
-    FiniteFloat,
-    FutureDatetime,
-    HttpUrl,
-    IPvAnyAddress,
-    IPvAnyInterface,
-    IPvAnyNetwork,
-    Json,
-    JsonValue,
-    NaiveDatetime,
-    NegativeFloat,
-    NonNegativeInt,
-    PastDate,
-    PositiveInt,
-    PostgresDsn,
-    RedisDsn,
     RootModel,
-    SecretBytes,
-    SecretStr,
-    StrictBool,
-    StrictInt,
-    Tag,
     TypeAdapter,
     WithJsonSchema,
     computed_field,
-    conint,
-    conlist,
-    conset,
-    constr,
+    networks,
+    types,
 )
 from typing_extensions import TypedDict
 
@@ -102,17 +70,17 @@ class Numbers(BaseModel):
 
 class Ids(BaseModel):
     any_version: uuid.UUID
-    random: UUID4
+    random: types.UUID4
     four: ipaddress.IPv4Address
-    address: IPvAnyAddress
-    url: HttpUrl
+    address: networks.IPvAnyAddress
+    url: networks.HttpUrl
     path: pathlib.Path
 
 
 class Blobs(BaseModel):
     plain: bytes
-    encoded: Base64Bytes
-    secret: SecretStr
+    encoded: types.Base64Bytes
+    secret: types.SecretStr
 
 
 class Cat(BaseModel):
@@ -175,7 +143,7 @@ class Anything(BaseModel):
 
 
 class Embedded(BaseModel):
-    numbers: Json[list[int]]
+    numbers: types.Json[list[int]]
 
 
 class Documented(BaseModel):
@@ -193,9 +161,9 @@ class Slug(BaseModel):
 
 class Page(BaseModel):
     people: list[Person]
-    page: PositiveInt
-    offset: NegativeFloat
-    total: NonNegativeInt
+    page: types.PositiveInt
+    offset: types.NegativeFloat
+    total: types.NonNegativeInt
 
 
 class Square(BaseModel):
@@ -228,7 +196,7 @@ class Order(BaseModel):
 class PlainSets(BaseModel):
     tags: set[str]
     numbers: set[int] = set()
-    some: conset(str, min_length=1, max_length=3)  # type: ignore[valid-type]
+    some: types.conset(str, min_length=1, max_length=3)  # type: ignore[valid-type]
     frozen: frozenset[int] = Field(default=frozenset(), max_length=4)
 
 
@@ -238,9 +206,9 @@ class SetsOfFew(BaseModel):
 
 
 class Constrained(BaseModel):
-    code: constr(pattern=r"^[A-Z]{2}\d{4}$")  # type: ignore[valid-type]
-    stars: conint(ge=1, le=5)  # type: ignore[valid-type]
-    tags: conlist(str, min_length=1, max_length=3)  # type: ignore[valid-type]
+    code: types.constr(pattern=r"^[A-Z]{2}\d{4}$")  # type: ignore[valid-type]
+    stars: types.conint(ge=1, le=5)  # type: ignore[valid-type]
+    tags: types.conlist(str, min_length=1, max_length=3)  # type: ignore[valid-type]
     even: int = Field(multiple_of=2, gt=0)
     ratio: float = Field(ge=0, lt=1)
     cents: float = Field(multiple_of=0.01)
@@ -254,10 +222,10 @@ class Decimals(BaseModel):
 
 
 class MoreTimes(BaseModel):
-    past: PastDate
-    future: FutureDatetime
-    aware: AwareDatetime
-    naive: NaiveDatetime
+    past: types.PastDate
+    future: types.FutureDatetime
+    aware: types.AwareDatetime
+    naive: types.NaiveDatetime
     from_2020: datetime.date = Field(ge=datetime.date(2020, 1, 1))
 
 
@@ -267,28 +235,28 @@ class Lengths(BaseModel):
 
 
 class Network(BaseModel):
-    network: IPvAnyNetwork
-    interface: IPvAnyInterface
+    network: networks.IPvAnyNetwork
+    interface: networks.IPvAnyInterface
     six: ipaddress.IPv6Address
     block: ipaddress.IPv4Network
-    url: AnyUrl
-    database: PostgresDsn
-    cache: RedisDsn | None = None
+    url: networks.AnyUrl
+    database: networks.PostgresDsn
+    cache: networks.RedisDsn | None = None
 
 
 class MoreIds(BaseModel):
-    one: UUID1
-    five: UUID5
-    file: FilePath
+    one: types.UUID1
+    five: types.UUID5
+    file: types.FilePath
     pattern: re.Pattern[str]
-    size: ByteSize
+    size: types.ByteSize
 
 
 class MoreBlobs(BaseModel):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
     raw: bytes = Field(max_length=8)
-    url: Base64UrlStr
-    secret: SecretBytes
+    url: types.Base64UrlStr
+    secret: types.SecretBytes
 
 
 class Password(BaseModel):
@@ -311,8 +279,8 @@ class Lizard(BaseModel):
 
 class Tagged(BaseModel):
     pet: Annotated[
-        Annotated[Lizard, Tag("lizard")] | Annotated[Dog, Tag("dog")],
-        Discriminator(lambda value: "dog" if "good" in value else "lizard"),
+        Annotated[Lizard, types.Tag("lizard")] | Annotated[Dog, types.Tag("dog")],
+        types.Discriminator(lambda value: "dog" if "good" in value else "lizard"),
     ]
 
 
@@ -374,14 +342,14 @@ class Expression(BaseModel):
 
 
 class Whatever(BaseModel):
-    value: JsonValue
+    value: types.JsonValue
     shape: Annotated[Any, WithJsonSchema({"type": "string", "enum": ["round", "flat"]})]
 
 
 class Scalars(BaseModel):
-    yes: StrictBool
-    count: StrictInt
-    ratio: FiniteFloat
+    yes: types.StrictBool
+    count: types.StrictInt
+    ratio: types.FiniteFloat
     always: Literal[True]
     nothing: None
     either: Literal["on", "off"] | None

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from constraints.errors import Contradiction, Malformed, TooComplex
+from constraints.errors import Contradiction, TooComplex
 from constraints.grammars.gbnf import to_grammar
 from constraints.regex.char_sets import complement, encodable, united
 from constraints.regex.syntax import Chars, Choice, Concat, Pattern, Reference, Repeat, has
@@ -196,11 +196,6 @@ text ::= [^{{]+
 call ::= [a-z]+ ("(" call ")")?
 """
     assert accepts(compiled(Kind.GBNF, grammar), "Dear {name}, " + 3000 * "x" + "{upper(name)}")
-
-
-def test_groups_in_groups_have_an_end() -> None:
-    with pytest.raises(Malformed, match="deep"):
-        to_grammar(f"root ::= {'(' * 110}[a]{')' * 110}")
 
 
 def test_a_grammar_of_json_has_few_terminals() -> None:

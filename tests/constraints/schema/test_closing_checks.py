@@ -58,22 +58,6 @@ def test_where_masks_are_asked_for_and_within_a_grammar_nothing_is_judged(how: A
     assert of_schema(FRACTION, lenient=True, **how).not_enforced == ("/not",)
 
 
-BACK = {"pattern": r"(a+)b\1", **FRACTION}
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"properties": {"default": BACK}, "not": {"type": "integer"}},
-        {"not": {"type": "integer"}, "items": {"$ref": "#/x/const"}, "x": {"const": BACK}},
-        {"not": {"type": "integer"}, "patternProperties": {r"(a+)b\1": True}},
-    ],
-)
-def test_a_pattern_that_takes_unlimited_time_is_not_judged(schema: Any) -> None:
-    with pytest.raises(NotEnforced):
-        closing(schema)
-
-
 @pytest.mark.parametrize("budget", [3, 30])
 def test_an_output_is_led_to_a_value_that_the_judge_takes(budget: int) -> None:
     vocabulary = demo_vocabulary()

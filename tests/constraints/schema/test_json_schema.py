@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.errors import Contradiction, Malformed, TooComplex
+from constraints.errors import Contradiction, Malformed
 from constraints.regex.writing import between
 from constraints.schema.reading import read
 from tests.constraints.grammars.rig import accepts_value, of_schema
@@ -34,14 +34,6 @@ def test_of_a_thousand_parts_the_first_are_told() -> None:
 def test_a_text_that_is_no_schema_is_malformed(text: str, what: str) -> None:
     with pytest.raises(Malformed, match=what):
         read(text)
-
-
-def test_a_schema_that_is_nested_too_deeply_is_too_complex() -> None:
-    schema: Any = {"type": "integer"}
-    for _ in range(120):
-        schema = {"items": schema}
-    with pytest.raises(TooComplex, match="deep"):
-        of_schema(schema)
 
 
 SIZES = ("8", "16", "32", "64", "128", "")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.where.contradictions import contradiction, is_plainly_empty
+from constraints.where.contradictions import is_plainly_empty
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, OneOf, text
@@ -54,23 +54,6 @@ def test_nothing_that_holds_is_a_contradiction(
 
 def test_a_list_is_not_judged_by_what_text_does_not_show() -> None:
     assert not is_plainly_empty(parse('X == "aaaa" and len(tokens(X)) == 4 and regex(X, "a*")'))
-
-
-@pytest.mark.parametrize(
-    ("written", "parts"),
-    [
-        (
-            '"a" in X and 5 < len(X) < 20 and stops_at(X, ".") and len(X) < 3',
-            ("len(X) > 5", "len(X) < 3"),
-        ),
-        ('"a" in X and (len(X) < 0 or X in [])', ("len(X) < 0 or X in []",)),
-        ('X == "a" and "b" in X and "c" in X', ('X == "a"', '"c" in X')),
-    ],
-)
-def test_the_parts_that_exclude_each_other_are_told(written: str, parts: tuple[str, ...]) -> None:
-    error = contradiction(parse(written))
-    assert error.parts == parts
-    assert all(f"`{part}`" in str(error) for part in parts)
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,6 @@ def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
             suffix.decode()
 
 
-def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
-    free = " and ".join(f'"{number:03}" not in X' for number in range(200))
-    written = f'ends_with(X, "a") and {free} and stops_at(X, "b") and "bb" in X'
-    with pytest.raises(Contradiction) as caught:
-        compiled(written)
-    assert caught.value.parts == ('stops_at(X, "b")', '"bb" in X')
-
-
 @pytest.mark.parametrize(
     "written",
     [

@@ -240,10 +240,16 @@ def test_exact_stops_are_masks() -> None:
     assert (made.stop, made.max_tokens) == ((), 8)
 
 
-def test_more_stop_strings_than_servers_take_are_masks() -> None:
-    made = planned("stops_at(X, 'a', 'b', 'c', 'd', 'e')")
-
-    assert made.constraint == Constraint("where", 'stops_at(X, "a", "b", "c", "d", "e")')
+@pytest.mark.parametrize(
+    "asked",
+    [
+        'stops_at(X, "a", "b", "c", "d", "e")',
+        # A server keeps all of them in the text, or none.
+        'stops_at(X, ".") and stops_before(X, "!")',
+    ],
+)
+def test_stop_strings_that_servers_do_not_take_are_masks(asked: str) -> None:
+    assert planned(asked).constraint == Constraint("where", asked)
 
 
 @pytest.mark.parametrize(
