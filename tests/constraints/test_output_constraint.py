@@ -93,14 +93,16 @@ def test_a_state_that_cuts_lets_the_budget_run_out() -> None:
     assert not output_state.is_satisfied
 
 
-@pytest.mark.parametrize("name", ["regex", "where"])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Kind.REGEX, "[xy]a{70}b"), (Kind.WHERE, f'X in ["x{"a" * 70}b", "y{"a" * 70}b"]')],
+)
 @pytest.mark.parametrize("max_len", [1, 4])
-def test_a_state_that_cuts_takes_no_forced_token_beyond_the_budget(name: str, max_len: int) -> None:
-    spec = {
-        "regex": ConstraintSpec(Kind.REGEX, "[xy]a{70}b"),
-        "where": ConstraintSpec(Kind.WHERE, f'X in ["x{"a" * 70}b", "y{"a" * 70}b"]'),
-    }[name]
-    output_state = state_of(spec, Budget(max_len, may_truncate=True), byte_vocabulary())
+def test_a_state_that_cuts_takes_no_forced_token_beyond_the_budget(
+    kind: Kind, text: str, max_len: int
+) -> None:
+    budget = Budget(max_len, may_truncate=True)
+    output_state = state_of(ConstraintSpec(kind, text), budget, byte_vocabulary())
     output_state.advance(ord("x"))
     assert len(output_state.take_forced()) == max_len - 1
     assert output_state.take_forced() == ()
@@ -440,8 +442,7 @@ FOLLOWED = {
 def followed(spec: ConstraintSpec, text: str, slack: int) -> str:
     """As much of the text as is accepted with so many tokens more than it has."""
     token_ids = VOCABULARY.backend.tokenize_str(text)
-    budget = Budget(len(token_ids) + slack)
-    output_state = OutputConstraintState(language_of(spec, VOCABULARY), VOCABULARY, budget)
+    output_state = state_of(spec, Budget(len(token_ids) + slack))
     for count, token_id in enumerate(token_ids):
         if not output_state.check(token_id):
             return text_of(token_ids[:count], VOCABULARY)
@@ -514,17 +515,11 @@ BYTES = byte_vocabulary()
 
 
 def state_under_stops(
-    pattern: str, *strings: str, kept: bool = True, max_len: int = 30, may_truncate: bool = False
+    pattern: str, strings: Sequence[str], kept: bool = True, may_truncate: bool = False
 ) -> OutputConstraintState:
-    language = language_of(ConstraintSpec(Kind.REGEX, pattern), BYTES)
-    return OutputConstraintState(
-        language, BYTES, Budget(max_len, may_truncate=may_truncate), StopRule(strings, kept)
-    )
-
-
-def after(output_state: OutputConstraintState, text: bytes) -> OutputConstraintState:
-    output_state.replay(tuple(text))
-    return output_state
+    stops = StopRule(tuple(strings), kept)
+    budget = Budget(60, may_truncate=may_truncate)
+    return state_of(ConstraintSpec(Kind.REGEX, pattern), budget, BYTES, stops=stops)
 
 
 def legal_texts(output_state: OutputConstraintState) -> list[bytes]:
@@ -562,9 +557,7 @@ def test_what_is_left_of_an_output_at_its_first_stop_string_satisfies_the_constr
         max_len = needed_len(spec, vocabulary, stops) + slack
     except (Contradiction, TooComplex):
         return
-    output_state = OutputConstraintState(
-        language_of(spec, vocabulary), vocabulary, Budget(max_len), stops
-    )
+    output_state = state_of(spec, Budget(max_len), vocabulary, stops=stops)
     output = drawn(output_state, vocabulary, max_len, random.Random(seed))
     assert output_state.is_satisfied
     assert len(output) <= max_len
@@ -611,10 +604,8 @@ def test_strings_end_texts_that_are_complete_and_are_masked_elsewhere(
     masked: Sequence[str],
     may_truncate: bool,
 ) -> None:
-    output_state = after(
-        state_under_stops(pattern, *strings, kept=kept, max_len=60, may_truncate=may_truncate),
-        written,
-    )
+    output_state = state_under_stops(pattern, strings, kept, may_truncate)
+    output_state.replay(tuple(written))
     taken = legal_texts(output_state)
     for each in legal:
         assert each.encode() in taken
@@ -634,9 +625,7 @@ def test_strings_end_texts_that_are_complete_and_are_masked_elsewhere(
 def test_no_token_leads_where_only_a_stop_string_could_follow(
     strings: str, kept: bool, may_truncate: bool
 ) -> None:
-    output_state = state_under_stops(
-        "ab*c!|d", *strings, kept=kept, max_len=30, may_truncate=may_truncate
-    )
+    output_state = state_under_stops("ab*c!|d", strings, kept, may_truncate)
     assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
 
 
@@ -654,9 +643,7 @@ def test_a_constraint_that_needs_a_stop_string_inside_is_refused_with_it(
     spec: ConstraintSpec, kept: bool
 ) -> None:
     with pytest.raises(TooComplex, match='none of the stop strings "b", "zz" before its end'):
-        OutputConstraintState(
-            language_of(spec, BYTES), BYTES, Budget(9), StopRule(("b", "zz"), kept)
-        )
+        state_of(spec, Budget(9), BYTES, stops=StopRule(("b", "zz"), kept))
 
 
 @pytest.mark.parametrize(
@@ -678,14 +665,14 @@ def test_a_known_completion_keeps_clear_of_stop_tokens_and_strings(
 
 
 def test_a_dropped_string_takes_no_brace_from_json() -> None:
-    language = language_of(ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object"}'), BYTES)
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object"}')
     with pytest.raises(TooComplex, match="before its end"):
-        OutputConstraintState(language, BYTES, Budget(30), StopRule(("}",), kept=False))
-    assert OutputConstraintState(language, BYTES, Budget(30), StopRule(("}",))).needed_len == 2
+        state_of(spec, Budget(30), BYTES, stops=StopRule(("}",), kept=False))
+    assert state_of(spec, Budget(30), BYTES, stops=StopRule(("}",))).needed_len == 2
 
 
 def test_forced_runs_end_before_a_stop_string() -> None:
-    output_state = state_under_stops("abcdx?|abcdy", "cd")
+    output_state = state_under_stops("abcdx?|abcdy", ["cd"])
     forced = b"".join(BYTES.tokens[token_id] for token_id in output_state.take_forced())
     assert forced == b"abc"
     assert legal_texts(output_state) == [b"d"]
@@ -708,7 +695,7 @@ def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_no
     kind: Kind, text: str, strings: tuple[str, ...], needed_len: int, kept: bool
 ) -> None:
     spec, stops = ConstraintSpec(kind, text), StopRule(strings, kept)
-    output_state = OutputConstraintState(language_of(spec, BYTES), BYTES, Budget(40), stops)
+    output_state = state_of(spec, Budget(40), BYTES, stops=stops)
     assert output_state.needed_len <= needed_len
     output = drawn(output_state, BYTES, 40, random.Random(text))
     assert output_state.is_satisfied

@@ -352,7 +352,6 @@ INNER = {
     "step": F("(think of {about}: [T])"),
     "answer": read('"(think: [T])"\nreturn "42"', name="answer"),
     "told": read('"[T]"\nreturn T', name="told"),
-    "cow": read('return "cow"', name="cow"),
 }
 
 
@@ -369,32 +368,27 @@ async def nested(text: str, *wishes: str, **names: object) -> Result[object]:
     return await run(text, {**held, **names}, model=ScriptedModel(lambda prompt: wishes))
 
 
-async def test_without_return_the_inner_text_stays() -> None:
-    result = await nested("\"Q [X: step(about='me')] end\"", "hm")
+@pytest.mark.parametrize(
+    ("text", "prompt", "values"),
+    [
+        # Without return the inner text stays, with it the value takes its place.
+        ("\"Q [X: step('me')] end\"", "Q (think of me: cow) end", ("(think of me: cow)",)),
+        ('"Q [X: answer] then [Y]"', "Q 42 then cow", ("42", "cow")),
+        # A check on the value asks the inner hole again, and so does a hole to come.
+        ('"[X: told]" where ok(X)', "dog", ("dog",)),
+        ('"[X: told] [Y]" where differ(X, Y) and Y in ["cow"]', "dog cow", ("dog", "cow")),
+        (
+            '"[X: told]" where X and (X != Y and Y != Z and Z != "cow")\n" [Y]"\n" [Z]"',
+            "cow dog pig",
+            ("cow", "dog", "pig"),
+        ),
+    ],
+)
+async def test_a_nested_query_fills_a_hole(text: str, prompt: str, values: tuple[str, ...]) -> None:
+    result = await nested(text, "cow", "dog", "pig", ok="dog".__eq__, differ=str.__ne__)
 
-    assert result.prompt == "Q (think of me: hm) end"
-    assert result["X"] == "(think of me: hm)"
-
-
-async def test_with_return_the_value_takes_the_inner_texts_place() -> None:
-    result = await nested('"Q [X: answer] then [Y]"\nreturn X', "hm")
-
-    assert result.prompt == "Q 42 then hm"
-    assert result.value == "42"
-    assert result.variables == {"X": "42", "Y": "hm"}
-
-
-async def test_a_check_on_a_nested_value_asks_the_inner_hole_again() -> None:
-    result = await nested('"[X: told]" where ok(X)', "cow", "dog", ok="dog".__eq__)
-
-    assert result["X"] == "dog"
-    assert len(result.requests) == 2
-
-
-async def test_what_is_said_of_a_nested_value_and_of_holes_to_come_is_kept_whole() -> None:
-    text = '"[X: told]" where X and (X != Y and Y != Z and Z != "cow")\n" [Y]"\n" [Z]"'
-
-    assert (await nested(text, "cow", "dog", "pig")).prompt == "cow dog pig"
+    assert result.prompt == prompt
+    assert tuple(result.variables.values()) == values
 
 
 async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_help() -> None:
@@ -402,9 +396,3 @@ async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_he
     names = {"inner": Held(inner), "ok": "dog".__eq__}
 
     assert (await nested('"[X: inner]" where ok(X)', "cow", "dog", "only", **names))["X"] == "dog"
-
-
-async def test_a_hole_to_come_may_send_a_nested_query_back() -> None:
-    text = '"[X: told] [Y]" where differ(X, Y) and Y in ["cow"]'
-
-    assert (await nested(text, "cow", "dog", differ=str.__ne__)).prompt == "dog cow"
