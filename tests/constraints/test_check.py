@@ -21,6 +21,13 @@ from tests.constraints.cases import (
 )
 
 
+def judgements(
+    spec: ConstraintSpec, *texts: str, vocabulary: Vocabulary | None = None
+) -> tuple[Judgement, ...]:
+    vocabulary = vocabulary or demo_vocabulary()
+    return judge(language_of(spec, vocabulary), vocabulary, spec, texts, 200).judgements
+
+
 def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
     spec = ConstraintSpec(Kind.WHERE, 'len(tokens(X)) == 1 and X in ["ab", "the"]')
     language = language_of(spec, byte_vocabulary())
@@ -32,16 +39,12 @@ def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
 
 def test_a_phrase_that_speaks_of_tokens_does_not_have_them_counted() -> None:
     spec = ConstraintSpec(Kind.WHERE, 'X in ["Once thex tokens(", "b"]')
-    language = language_of(spec, demo_vocabulary())
-    judged = judge(language, demo_vocabulary(), spec, ["Once there was"], 40)
-    assert judged.judgements[0].position == len("Once the")
+    assert judgements(spec, "Once there was")[0].position == len("Once the")
 
 
 def test_a_text_that_looks_like_a_special_token_is_text_where_tokens_are_counted() -> None:
     spec = ConstraintSpec(Kind.WHERE, "len(tokens(X)) <= 30")
-    language = language_of(spec, demo_vocabulary())
-    texts = ["a<|user|>b", "hello<|end|>", "x" * 40]
-    judged = judge(language, demo_vocabulary(), spec, texts, 40).judgements
+    judged = judgements(spec, "a<|user|>b", "hello<|end|>", "x" * 40)
     assert [each.accepted for each in judged] == [True, True, False]
     assert (judged[2].position, judged[2].expected) == (30, ("the end",))
 
@@ -60,8 +63,7 @@ def test_a_text_that_looks_like_a_special_token_is_text_where_tokens_are_counted
 def test_characters_that_begin_with_the_same_byte_are_told_each(
     spec: ConstraintSpec, text: str, position: int, expected: tuple[str, ...]
 ) -> None:
-    language = language_of(spec, demo_vocabulary())
-    (judged,) = judge(language, demo_vocabulary(), spec, [text], 40).judgements
+    (judged,) = judgements(spec, text)
     assert (judged.position, judged.expected) == (position, expected)
 
 
@@ -78,15 +80,13 @@ def test_where_a_token_ends_inside_a_character_the_place_is_before_it() -> None:
     backend = LLTokenizer(TokenizerWrapper(Longest(tokens, 256)), n_vocab=258)
     vocabulary = Vocabulary(tuple(tokens), (256,), backend)
     spec = ConstraintSpec(Kind.WHERE, 'len(tokens(X)) == 2 and X in ["xé", "xè"]')
-    (judged,) = judge(language_of(spec, vocabulary), vocabulary, spec, ["xê"], 9).judgements
+    (judged,) = judgements(spec, "xê", vocabulary=vocabulary)
     assert (judged.accepted, judged.position, judged.expected) == (False, 0, ("'x'",))
 
 
 def test_a_long_text_under_a_wide_schema_is_judged_to_its_end() -> None:
     text = wide_text()
-    texts = [text, text[:-1], text + "x"]
-    language = language_of(wide_schema(), demo_vocabulary())
-    judged = judge(language, demo_vocabulary(), wide_schema(), texts, 40).judgements
+    judged = judgements(wide_schema(), text, text[:-1], text + "x")
     assert [each.accepted for each in judged] == [True, False, False]
     assert [each.position for each in judged] == [None, len(text) - 1, len(text)]
 
@@ -106,10 +106,7 @@ PERSON = {
 def judged(
     schema: Any, *texts: str, whitespace: Whitespace = Whitespace.FLEXIBLE
 ) -> tuple[Judgement, ...]:
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace)
-    return judge(
-        language_of(spec, demo_vocabulary()), demo_vocabulary(), spec, texts, 200
-    ).judgements
+    return judgements(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace), *texts)
 
 
 @pytest.mark.parametrize(

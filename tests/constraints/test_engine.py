@@ -66,15 +66,6 @@ def test_a_token_is_allowed_if_and_only_if_a_text_goes_on_with_it(grammar: str) 
         matcher.advance(int(draw.choice(texts)))
 
 
-def test_any_split_of_a_legal_text_is_legal() -> None:
-    vocabulary = demo_vocabulary()
-    matcher = language_of(vocabulary, 'start: "hello world"').matcher()
-    spellings = {vocabulary.tokens[each] for each in bits(matcher, vocabulary)}
-    assert spellings == {
-        each for each in vocabulary.tokens if each and b"hello world".startswith(each)
-    }
-
-
 def test_all_end_tokens_are_allowed_where_the_text_is_complete_and_nowhere_else() -> None:
     vocabulary = Vocabulary.load(DEMO, None, [0, 5])
     a, b = (vocabulary.tokens.index(letter) for letter in (b"a", b"b"))

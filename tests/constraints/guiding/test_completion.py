@@ -18,20 +18,21 @@ def token(text: bytes) -> int:
     return BYTES.tokens.index(text)
 
 
-def test_after_its_first_token_the_rest_is_left() -> None:
-    assert rest_after(matcher_of("abc"), BYTES, tuple(b"abc"), ord("a")) == tuple(b"bc")
-
-
-def test_a_token_may_take_several_of_the_witness() -> None:
-    assert rest_after(matcher_of("abc"), BYTES, tuple(b"abc"), token(b"ab")) == tuple(b"c")
-
-
-def test_a_token_may_take_a_part_of_the_first_one() -> None:
-    assert rest_after(matcher_of("abc"), BYTES, (token(b"ab"), ord("c")), ord("a")) == tuple(b"bc")
-
-
-def test_a_token_beside_the_witness_leaves_no_rest() -> None:
-    assert rest_after(matcher_of("[ab]c"), BYTES, tuple(b"ac"), ord("b")) is None
+@pytest.mark.parametrize(
+    ("pattern", "witness", "drawn", "rest"),
+    [
+        ("abc", [b"a", b"b", b"c"], b"a", b"bc"),
+        # A token may take several of the witness, or a part of its first one.
+        ("abc", [b"a", b"b", b"c"], b"ab", b"c"),
+        ("abc", [b"ab", b"c"], b"a", b"bc"),
+        ("[ab]c", [b"a", b"c"], b"b", None),
+    ],
+)
+def test_after_a_token_the_rest_of_the_witness_is_left(
+    pattern: str, witness: list[bytes], drawn: bytes, rest: bytes | None
+) -> None:
+    found = rest_after(matcher_of(pattern), BYTES, tuple(map(token, witness)), token(drawn))
+    assert found == (None if rest is None else tuple(rest))
 
 
 @pytest.mark.parametrize(

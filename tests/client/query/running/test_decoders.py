@@ -101,27 +101,17 @@ def liked(prompt: str, value: str) -> float:
 
 
 async def test_a_distribution_is_one_request_behind_the_other_holes() -> None:
-    model = ScriptedModel(in_turn("because"), liked)
+    model = ScriptedModel(in_turn("because", "because"), liked)
 
     result = await run(PICK, model=model)
 
     assert model.calls[1] == ScoreCall(prompt="Why: because So: ", values=("no", "yessss"))
     assert [row.kind for row in result.requests] == ["generate", "score"]
-
-
-async def test_both_distributions_are_told_and_the_plain_one_decides() -> None:
-    result = await run(PICK, model=ScriptedModel(in_turn("because"), liked))
-
+    assert result.prompt == "Why: because So: no"
+    # Both distributions are told; the plain one decides, unless the other is asked for.
     choice = result.distributions["X"]
     assert math.exp(choice.plain["no"]) == pytest.approx(1 / (1 + math.exp(-0.5)))
     assert math.exp(choice.normalised["no"]) == pytest.approx(1 / (1 + math.exp(0.25)))
-    assert result["X"] == "no"
-    assert result.prompt == "Why: because So: no"
-
-
-async def test_the_normalised_one_decides_where_asked_for() -> None:
-    model = ScriptedModel(in_turn("because"), liked)
-
     assert (await run(PICK, model=model, decoder=argmax(normalised=True)))["X"] == "yessss"
 
 
