@@ -174,9 +174,11 @@ class TokenList:
         return [self.tokens.index(single) for single in singles if single in self.tokens]
 
 
-def vocabulary_of(tokens: Sequence[bytes], end_ids: Sequence[int]) -> Vocabulary:
+def vocabulary_of(
+    tokens: Sequence[bytes], end_ids: Sequence[int], kind: type[TokenList] = TokenList
+) -> Vocabulary:
     """A vocabulary of these very tokens."""
-    backend = LLTokenizer(TokenizerWrapper(TokenList(tokens, end_ids[0])), n_vocab=len(tokens))
+    backend = LLTokenizer(TokenizerWrapper(kind(tokens, end_ids[0])), n_vocab=len(tokens))
     return Vocabulary(tuple(tokens), tuple(end_ids), backend)
 
 

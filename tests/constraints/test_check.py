@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.check import TextJudge, judge
 from constraints.spec import ConstraintSpec, Judgement, Kind, Whitespace
@@ -16,6 +15,7 @@ from tests.constraints.cases import (
     byte_vocabulary,
     demo_vocabulary,
     language_of,
+    vocabulary_of,
     wide_schema,
     wide_text,
 )
@@ -77,8 +77,7 @@ def test_where_a_token_ends_inside_a_character_the_place_is_before_it() -> None:
             return [self.tokens.index(piece) for piece in pieces]
 
     tokens = [*(bytes([byte]) for byte in range(256)), b"", b"x\xc3"]
-    backend = LLTokenizer(TokenizerWrapper(Longest(tokens, 256)), n_vocab=258)
-    vocabulary = Vocabulary(tuple(tokens), (256,), backend)
+    vocabulary = vocabulary_of(tokens, [256], Longest)
     spec = ConstraintSpec(Kind.WHERE, 'len(tokens(X)) == 2 and X in ["xé", "xè"]')
     (judged,) = judgements(spec, "xê", vocabulary=vocabulary)
     assert (judged.accepted, judged.position, judged.expected) == (False, 0, ("'x'",))

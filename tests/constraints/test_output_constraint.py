@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.errors import Contradiction, DoesNotFit, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
@@ -22,6 +21,7 @@ from router.http.tools import AllowedTool, AllowedTools, tool_grammar
 from router.text.output_text import StopMatcher
 from tests.constraints.cases import (
     CASES,
+    Json,
     TokenList,
     byte_vocabulary,
     demo_vocabulary,
@@ -35,6 +35,7 @@ from tests.constraints.cases import (
     text_of,
     vocabulary_of,
 )
+from tests.constraints.grammars.rig import table
 from tests.router.http.calls import HERMES
 
 FLAT = CASES["flat"]
@@ -355,9 +356,7 @@ def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
         def __call__(self, text: bytes | str) -> list[int]:
             return super().__call__(b" " + (text.encode() if isinstance(text, str) else text))
 
-    tokens = [*(bytes([byte]) for byte in range(256)), b""]
-    backend = LLTokenizer(TokenizerWrapper(Spaced(tokens, 256)), n_vocab=257)
-    vocabulary = Vocabulary(tuple(tokens), (256,), backend)
+    vocabulary = vocabulary_of([*(bytes([byte]) for byte in range(256)), b""], [256], Spaced)
     output_state = state_of(
         ConstraintSpec(Kind.REGEX, "[ab]cd[xy]"), Budget(9, may_truncate=True), vocabulary
     )
@@ -379,64 +378,12 @@ def test_a_mask_is_not_quick_where_the_budget_leaves_room_for_one_completion_alo
 
 VOCABULARY = demo_vocabulary()
 STRING = {"type": "string"}
-UUID, DATE = {"type": "string", "format": "uuid"}, {"type": "string", "format": "date"}
+DATE = {"type": "string", "format": "date"}
 MOMENT = {"type": "string", "format": "date-time"}
-ABOVE_ZERO = {"type": "number", "exclusiveMinimum": 0}
 SHARE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 FROM_TEN = {"type": "integer", "minimum": 10}
 
-PAYMENT = record(
-    {"id": UUID, "amount": ABOVE_ZERO, "currency": {"enum": ["EUR", "USD"]}, "when": DATE}
-)
-PAID = (
-    '{"id":"00000000-0000-0000-0000-000000000000","amount":1,"currency":"EUR","when":"2024-01-01"}'
-)
 BOX = record({"label": STRING, "score": SHARE, "x": FROM_TEN})
-BOXED = '{"label":"a","score":0.5,"x":10}'
-
-
-def array(items: Any) -> Any:
-    return {"type": "array", "items": items}
-
-
-FOLLOWED = {
-    "items": (open_record({"l": array(PAYMENT)}), f'{{"l":[{PAID},{PAID}]}}'),
-    "open items": (
-        open_record({"l": array(open_record({"price": ABOVE_ZERO, "day": DATE}))}),
-        '{"l":[{"price":1,"day":"2024-01-01"}]}',
-    ),
-    "items that are between zero and one": (
-        open_record({"l": array(BOX)}),
-        f'{{"l":[{BOXED},{BOXED}]}}',
-    ),
-    "items below zero": (
-        record({"l": array(record({"n": {"type": "number", "exclusiveMaximum": 0}, "d": DATE}))}),
-        '{"l":[{"n":-1,"d":"2024-01-01"}]}',
-    ),
-    "a property that may be left out": (
-        {"type": "object", "properties": {"box": BOX}},
-        f'{{"box":{BOXED}}}',
-    ),
-    "what may be null": (
-        record({"p": {"anyOf": [PAYMENT, {"type": "null"}]}}),
-        f'{{"p":{PAID}}}',
-    ),
-    "the longer branch": (
-        {"anyOf": [record({"error": STRING}), record({"result": BOX})]},
-        f'{{"result":{BOXED}}}',
-    ),
-    "properties before those that are required": (
-        array(record({"a": STRING, "b": MOMENT, "c": BOX, "z": FROM_TEN}, ["z"])),
-        '[{"b":"2024-01-01T00:00:00Z","z":10}]',
-    ),
-    "a tree": (
-        {
-            "$ref": "#/$defs/node",
-            "$defs": {"node": open_record({"p": SHARE, "kids": array({"$ref": "#/$defs/node"})})},
-        },
-        '{"p":0.5,"kids":[{"p":0.5,"kids":[{"p":0.5,"kids":[]}]}]}',
-    ),
-}
 
 
 def followed(spec: ConstraintSpec, text: str, slack: int) -> str:
@@ -463,14 +410,14 @@ def call(arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "send", "arguments": {told}}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_an_instance_can_be_written_whatever_is_left_out_elsewhere(name: str) -> None:
-    schema, text = FOLLOWED[name]
-    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
+@pytest.mark.parametrize("row", table("guiding/followed"), ids=lambda row: row["name"])
+def test_an_instance_can_be_written_whatever_is_left_out_elsewhere(row: Json) -> None:
+    spec, text = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(row["schema"])), row["text"]
     assert [followed(spec, text, slack) for slack in (2, 20, 1000)] == [text] * 3
 
 
-GUESTS = {**array(open_record({"email": {"type": "string", "format": "email"}})), "minItems": 1}
+GUEST = open_record({"email": {"type": "string", "format": "email"}})
+GUESTS = {"type": "array", "items": GUEST, "minItems": 1}
 # Parameters, and arguments as short as they may be.
 CALLS: list[tuple[Any, Any]] = [
     ({"type": "object"}, {}),
@@ -503,7 +450,8 @@ def test_a_tool_can_be_called_and_is_told_to_need_no_more_than_that(
 
 
 def test_any_of_many_tools_can_be_called() -> None:
-    parameters = {"find": record({"q": STRING}), "pay": PAYMENT, "send": open_record({"box": BOX})}
+    pay = record({"amount": SHARE, "currency": {"enum": ["EUR", "USD"]}, "when": DATE})
+    parameters = {"find": record({"q": STRING}), "pay": pay, "send": open_record({"box": BOX})}
     tools = tuple(AllowedTool(name, each, "tools") for name, each in parameters.items())
     grammar = tool_grammar(AllowedTools(tools, allows_text=True, may_repeat=True), HERMES)
     spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.OPTIONAL)
