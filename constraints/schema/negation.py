@@ -27,6 +27,19 @@ _MAX_REFERENCES = 20
 _COUNTS = frozenset(("minContains", "maxContains"))
 _OF_REST = frozenset(("additionalProperties", "items", "additionalItems"))
 
+# Of what is beyond a bound the type, its own bound, and how far that is.
+_BEYOND = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0),
+    "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+    "minProperties": ("object", "maxProperties", -1),
+    "maxProperties": ("object", "minProperties", 1),
+}
 # The most references that one negation follows.
 _MAX_FOLLOWED = 200
 
@@ -65,7 +78,12 @@ class _Negation:
             case "const" | "enum":
                 return _not_values([value] if keyword == "const" else value)
             case "pattern":
-                return {"type": "string", "pattern": _opposite(value)}
+                found = opposite(value)
+                try:
+                    searching(found)
+                except (Malformed, NotEnforced):
+                    raise NoNegation("pattern") from None
+                return {"type": "string", "pattern": found}
             case "required":
                 return _either({"type": "object", "properties": {name: False}} for name in value)
             case "properties":
@@ -83,35 +101,17 @@ class _Negation:
             case "not":
                 return value
             case "$ref":
-                return self.of(self._target(value), depth)
-        return _beyond_bound(keyword, value)
-
-    def _target(self, reference: str) -> Json:
-        self._num_followed += 1
-        if self._num_followed > _MAX_FOLLOWED:
-            raise NoNegation("$ref")
-        return self._rewriter.raw(self._rewriter.resolve(reference, self._pointer))
-
-
-def _beyond_bound(keyword: str, value: Json) -> Json:
-    match keyword:
-        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-            beyond = {
-                "minimum": "exclusiveMaximum",
-                "maximum": "exclusiveMinimum",
-                "exclusiveMinimum": "maximum",
-                "exclusiveMaximum": "minimum",
-            }[keyword]
-            return {"type": "number", beyond: value}
-        case "minLength" | "minItems" | "minProperties":
-            kind = {"minLength": "string", "minItems": "array"}.get(keyword, "object")
-            if value < 1:
-                return False
-            return {"type": kind, keyword.replace("min", "max"): int(value) - 1}
-        case "maxLength" | "maxItems" | "maxProperties":
-            kind = {"maxLength": "string", "maxItems": "array"}.get(keyword, "object")
-            return {"type": kind, keyword.replace("max", "min"): int(value) + 1}
-    raise NoNegation(keyword)
+                self._num_followed += 1
+                if self._num_followed > _MAX_FOLLOWED:
+                    raise NoNegation("$ref")
+                target = self._rewriter.resolve(value, self._pointer)
+                return self.of(self._rewriter.raw(target), depth)
+        if keyword not in _BEYOND:
+            raise NoNegation(keyword)
+        kind, beyond, step = _BEYOND[keyword]
+        if step and value + step < 0:
+            return False
+        return {"type": kind, beyond: int(value) + step if step else value}
 
 
 def _not_types(value: Json) -> Json:
@@ -142,11 +142,14 @@ def _not_values(values: Sequence[Json]) -> Json:
     elif len(bools) == 1:
         options.append({"const": not bools.pop()})
     if strings:
-        options.append({"type": "string", "pattern": _pattern_besides(strings)})
+        options.append({"type": "string", "pattern": f"^(?:{_besides(strings)})$"})
     else:
         untouched.append("string")
     if numbers:
-        options.extend(_ranges_besides(numbers))
+        for low, high in pairwise((None, *numbers, None)):
+            ends = {"exclusiveMinimum": low, "exclusiveMaximum": high}
+            said = {key: end for key, end in ends.items() if end is not None}
+            options.append({"type": "number", **said})
     else:
         untouched.append("number")
     return _either([{"type": untouched}, *options])
@@ -156,35 +159,11 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _ranges_besides(numbers: Sequence[float]) -> list[Json]:
-    between = [
-        {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
-        for low, high in pairwise(numbers)
-    ]
-    return [
-        {"type": "number", "exclusiveMaximum": numbers[0]},
-        *between,
-        {"type": "number", "exclusiveMinimum": numbers[-1]},
-    ]
-
-
-def _opposite(pattern: str) -> str:
-    """A pattern that is found where this one is not."""
-    found = opposite(pattern)
-    try:
-        searching(found)
-    except (Malformed, NotEnforced):
-        raise NoNegation("pattern") from None
-    return found
-
-
-def _pattern_besides(strings: Sequence[str]) -> str:
-    """A pattern (ECMA 262) of all strings except these, which are sorted."""
-    return f"^(?:{_besides(strings)})$"
-
-
 def _besides(strings: Sequence[str]) -> str:
-    """A pattern by first characters: one that no string has, or a shared one and another rest."""
+    """A pattern (ECMA 262) of all strings but these, which are sorted.
+
+    By first characters: one that no string has, or a shared one and another rest.
+    """
     options = [] if "" in strings else [""]
     firsts = []
     for first, group in groupby((each for each in strings if each), key=lambda each: each[0]):

@@ -144,20 +144,27 @@ def violations(
     except (ValueError, RecursionError) as error:
         return (f"not JSON: {error}",)
     try:
-        errors = _errors(schema, instance, formats)
+        errors = islice(_validator(schema, formats).iter_errors(instance), MAX_VIOLATIONS)
+        return tuple(map(_shown, errors))
     except ConstraintError as error:
         why = str(error).partition("\n")[0]
-        return (f"the schema cannot be followed: {why}",)
     except _UNFOLLOWABLE as error:
-        return (f"the schema cannot be followed: {type(error).__name__}",)
+        why = type(error).__name__
+    except _WRONG_VALUES:
+        why = "a keyword's value is wrong"
     except BaseException as error:
         # On stack overflow the package's dictionaries panic with an error that is no Exception.
         if type(error).__module__ != "pyo3_runtime":
             raise
-        return ("the schema cannot be followed: RecursionError",)
-    if errors is None:
-        return ("the schema cannot be followed: a keyword's value is wrong",)
-    return tuple(map(_shown, errors))
+        why = "RecursionError"
+    return (f"the schema cannot be followed: {why}",)
+
+
+def _validator(
+    schema: Json, formats: jsonschema.FormatChecker | None, *, is_bounded: bool = False
+) -> Any:
+    kind = _ours(validator_of(schema), is_bounded=is_bounded)
+    return kind(_unnamed(schema), registry=Registry(), format_checker=formats)
 
 
 def _shown(error: jsonschema.ValidationError) -> str:
@@ -170,9 +177,7 @@ def judge_of(schema_text: str, part_text: str) -> Callable[[str], bool]:
     """Whether texts are instances of a part of a schema; false where no validator can say."""
     schema = spelt_out(loads(schema_text))
     part = _unnamed(spelt_out(loads(part_text)))
-    validator = _ours(validator_of(schema), is_bounded=True)(
-        _unnamed(schema), registry=Registry(), format_checker=MaskFormats()
-    ).evolve(schema=part)
+    validator = _validator(schema, MaskFormats(), is_bounded=True).evolve(schema=part)
 
     def is_instance(text: str) -> bool:
         _judging.num_left = _MAX_JUDGED
@@ -236,19 +241,6 @@ def _unnamed(schema: Json) -> Json:
     if not isinstance(schema, dict):
         return schema
     return {key: value for key, value in schema.items() if key != "$schema"}
-
-
-def _errors(
-    schema: Json, instance: Json, formats: jsonschema.FormatChecker | None
-) -> list[jsonschema.ValidationError] | None:
-    """The first few errors; None: a keyword of the schema has an invalid value."""
-    registry: Registry[Json] = Registry()
-    kind = _ours(validator_of(schema))
-    try:
-        validator = kind(_unnamed(schema), registry=registry, format_checker=formats)
-        return list(islice(validator.iter_errors(instance), MAX_VIOLATIONS))
-    except _WRONG_VALUES:
-        return None
 
 
 class MaskFormats(jsonschema.FormatChecker):
