@@ -18,9 +18,7 @@ import jsonschema
 from constraints.errors import Malformed, NotEnforced
 from constraints.regex.search import is_searchable
 from constraints.schema.grammar import WATCH, all_parts, inside
-from constraints.schema.keywords import KNOWN, READ_BESIDE, is_annotation
-from constraints.schema.reading import Json, at
-from constraints.schema.references import References
+from constraints.schema.reading import KNOWN, READ_BESIDE, Json, References, at, is_annotation
 from constraints.schema.rewriting import Rewritten
 from constraints.schema.watched import JUDGED, mentions, watching_definitions
 

@@ -13,8 +13,7 @@ from constraints.regex.search import is_found
 from constraints.regex.syntax import Pattern, Repeat, children
 from constraints.regex.writing import searching
 from constraints.schema import formats
-from constraints.schema.keywords import is_annotation
-from constraints.schema.reading import Json, below
+from constraints.schema.reading import Json, below, is_annotation
 from constraints.schema.rewriting import Handler, Place, put_patterns_last
 from constraints.schema.scalars import engine_pattern
 

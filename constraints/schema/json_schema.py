@@ -23,9 +23,8 @@ from constraints.schema.grammar import (
     prune,
     refusal_of,
 )
-from constraints.schema.keywords import is_annotation
 from constraints.schema.negation import LOGIC_HANDLERS
-from constraints.schema.reading import Json, at, below, read, shown
+from constraints.schema.reading import Json, at, below, is_annotation, read, shown
 from constraints.schema.rewriting import NOT_WATCHED, Rewriter, Rewritten, close_narrow_ranges
 from constraints.schema.watched import Watch, Watched, bound, watches_of
 from constraints.spec import ConstraintSpec, Whitespace

@@ -17,8 +17,7 @@ from constraints.errors import Malformed, NotEnforced
 from constraints.regex.look_around import opposite
 from constraints.regex.writing import searching
 from constraints.schema.grammar import OVERLAPPING, Pairs
-from constraints.schema.keywords import is_annotation
-from constraints.schema.reading import Json, below
+from constraints.schema.reading import Json, below, is_annotation, is_number
 from constraints.schema.rewriting import Handler, Place, Rewriter
 
 # "integer" is a part of "number", so neither has a complement among the types alone.
@@ -131,7 +130,7 @@ def _not_values(values: Sequence[Json]) -> Json:
     if any(isinstance(value, dict | list) for value in values):
         raise NoNegation("enum")
     strings = sorted({value for value in values if isinstance(value, str)})
-    numbers = sorted({value for value in values if _is_number(value)})
+    numbers = sorted({value for value in values if is_number(value)})
     bools = {value for value in values if isinstance(value, bool)}
     untouched = ["array", "object"]
     options: list[Json] = []
@@ -153,10 +152,6 @@ def _not_values(values: Sequence[Json]) -> Json:
     else:
         untouched.append("number")
     return _either([{"type": untouched}, *options])
-
-
-def _is_number(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _besides(strings: Sequence[str]) -> str:

@@ -20,17 +20,21 @@ from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.regex.look_around import looks_around
 from constraints.regex.writing import translate_search
 from constraints.schema.grammar import WATCH, Pairs, all_parts
-from constraints.schema.keywords import (
+from constraints.schema.reading import (
     ANNOTATIONS,
     CONTENT,
     EXTENSIONS,
     READ_BESIDE,
     REFUSED,
     SHAPES,
+    Json,
+    References,
+    at,
+    below,
     intended_assertion,
+    shown,
+    spelt_out,
 )
-from constraints.schema.reading import Json, at, below, shown
-from constraints.schema.references import References, spelt_out
 from constraints.schema.watched import Watch
 
 # Digits of a bound that the engine considers; numbers with more may lie between the ends.

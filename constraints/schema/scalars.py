@@ -7,8 +7,7 @@ from constraints.errors import Malformed, NotEnforced
 from constraints.regex.look_around import conjuncts
 from constraints.regex.writing import between
 from constraints.schema import formats
-from constraints.schema.keywords import TYPES
-from constraints.schema.reading import Json, shown
+from constraints.schema.reading import TYPES, Json, shown
 from constraints.schema.rewriting import Handler, Place
 
 # Whole numbers that a double holds exactly reach to here; the engine counts in doubles.

@@ -30,8 +30,7 @@ from constraints.regex.search import is_found
 from constraints.schema import formats
 from constraints.schema.closing_checks import KEYWORDS, NEWEST, validator_of
 from constraints.schema.json_schema import prepare
-from constraints.schema.reading import Json, below, hashable
-from constraints.schema.references import spelt_out
+from constraints.schema.reading import Json, below, hashable, spelt_out
 from constraints.spec import ConstraintSpec, Kind
 
 _Errors = Iterator[jsonschema.ValidationError]
