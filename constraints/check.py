@@ -96,13 +96,17 @@ def judge(
     shortest = language.matcher().shortest(max_len)
     by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
     judging = TextJudge(language, vocabulary, by_tokens=by_tokens)
-    judgements = [judging.judge(text) for text in texts]
-    if spec.kind is Kind.JSON_SCHEMA:
-        pairs = zip(judgements, texts, strict=True)
-        judgements = [_by_value(each, text, spec) for each, text in pairs]
-    if language.not_enforced:
-        pairs = zip(judgements, texts, strict=True)
-        judgements = [_verified(each, text, spec.text) for each, text in pairs]
+    judgements = []
+    for text in texts:
+        judgement = judging.judge(text)
+        if spec.kind is Kind.JSON_SCHEMA:
+            judgement = _by_value(judgement, text, spec)
+        # Where masks were lenient, by the full schema.
+        if language.not_enforced and judgement.accepted:
+            found = violations(spec.text, text, MaskFormats())
+            if found:
+                judgement = replace(judgement, accepted=False, position=len(text), failure=found[0])
+        judgements.append(judgement)
     checked = language.checked_at_close if isinstance(language, WatchedLanguage) else ()
     written = None
     min_len = None
@@ -118,14 +122,6 @@ def judge(
         language.not_enforced,
         checked,
     )
-
-
-def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
-    """The judgement of an accepted text by the full schema, where masks were lenient."""
-    found = violations(schema_text, text, MaskFormats()) if judgement.accepted else ()
-    if not found:
-        return judgement
-    return replace(judgement, accepted=False, position=len(text), failure=found[0])
 
 
 def _by_value(judgement: Judgement, text: str, spec: ConstraintSpec) -> Judgement:

@@ -45,35 +45,27 @@ def _choice_grammar(text: str) -> str:
 
     Raises Malformed, Contradiction, TooComplex.
     """
-    choices = _read_choice(text)
+    rule = "a choice is a JSON list of strings"
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{rule}: {error}") from None
+    if not isinstance(choices, list):
+        raise Malformed(rule)
     if not choices:
         raise Contradiction("a choice between no strings: the list is empty")
-    # Lone surrogates have no UTF-8 and so no tokens.
     for index, choice in enumerate(choices):
+        if not isinstance(choice, str):
+            raise Malformed(f"{rule}; item {index} is no string")
+        # Lone surrogates have no UTF-8 and so no tokens.
         if any("\ud800" <= character <= "\udfff" for character in choice):
             raise Malformed(f"choice {index} has half of a surrogate pair, which is no character")
         if (num_bytes := len(choice.encode())) > _MAX_CHOICE_BYTES:
             raise TooComplex(
                 f"choice {index} has {num_bytes} bytes, and at most {_MAX_CHOICE_BYTES} are allowed"
             )
-    literals = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    literals = " | ".join(json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(choices))
     return f"{HEADER}start: CHOICE\nCHOICE: {literals}\n"
-
-
-def _read_choice(text: str) -> tuple[str, ...]:
-    """The distinct strings in their order."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise Malformed(f"a choice is a JSON list of strings: {error}") from None
-    except RecursionError:
-        raise Malformed("a choice is a JSON list of strings, not lists in lists") from None
-    if not isinstance(value, list):
-        raise Malformed("a choice is a JSON list of strings")
-    for index, choice in enumerate(value):
-        if not isinstance(choice, str):
-            raise Malformed(f"a choice is a JSON list of strings; item {index} is no string")
-    return tuple(dict.fromkeys(value))
 
 
 # Of the text of a constraint in UTF-8. Patterns and grammars need less than schemas.
