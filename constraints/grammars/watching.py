@@ -378,17 +378,18 @@ class Position:
         return counts
 
 
-_STEPS = {
-    Mode.VALUE: Position._value,
-    Mode.STRING: Position._in_string,
-    Mode.ESCAPE: Position._escaped,
-    Mode.NUMBER: Position._in_number,
-    Mode.AFTER: Position._after,
-    Mode.KEY: Position._key,
-    Mode.IN_KEY: Position._in_string,
-    Mode.ESCAPE_IN_KEY: Position._escaped,
-    Mode.COLON: Position._colon,
-}
+# By the mode, in its order.
+_STEPS = (
+    Position._value,
+    Position._in_string,
+    Position._escaped,
+    Position._in_number,
+    Position._after,
+    Position._key,
+    Position._in_string,
+    Position._escaped,
+    Position._colon,
+)
 
 
 def _is_full(frame: Frame) -> bool:

@@ -9,7 +9,6 @@ from time import thread_time
 
 from constraints.engine import error_of
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
-from constraints.schema import containers, scalars
 from constraints.schema.closing_checks import judge_at_close, unjudged
 from constraints.schema.grammar import (
     OVERLAPPING,
@@ -23,13 +22,14 @@ from constraints.schema.grammar import (
     prune,
     refusal_of,
 )
+from constraints.schema.handlers import HANDLERS, unorder
 from constraints.schema.negation import LOGIC_HANDLERS
 from constraints.schema.reading import Json, at, below, is_annotation, read, shown
 from constraints.schema.rewriting import NOT_WATCHED, Rewriter, Rewritten, close_narrow_ranges
 from constraints.schema.watched import Watch, Watched, bound, watches_of
 from constraints.spec import ConstraintSpec, Whitespace
 
-_HANDLERS = {**scalars.HANDLERS, **containers.HANDLERS, **LOGIC_HANDLERS}
+_HANDLERS = {**HANDLERS, **LOGIC_HANDLERS}
 _MAX_SHOWN = 200
 
 
@@ -308,7 +308,7 @@ def _unorder(rewritten: Rewritten) -> None:
     if refusal is not None:
         raise _error(rewritten, str(refusal))
     for part in all_parts(rewritten.root, rewritten.definitions):
-        containers.unorder(part, rewritten.origins.get(id(part), ""))
+        unorder(part, rewritten.origins.get(id(part), ""))
 
 
 def _relax(rewritten: Rewritten) -> None:

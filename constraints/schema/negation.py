@@ -9,7 +9,6 @@ So `not`, `if` and dependencies, which the engine lacks, are rewritten as altern
 negation can be expressed.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
@@ -17,6 +16,7 @@ from constraints.errors import Malformed, NotEnforced
 from constraints.regex.look_around import opposite
 from constraints.regex.writing import searching
 from constraints.schema.grammar import OVERLAPPING, Pairs
+from constraints.schema.handlers import escaped
 from constraints.schema.reading import Json, below, is_annotation, is_number
 from constraints.schema.rewriting import Handler, Place, Rewriter
 
@@ -164,14 +164,10 @@ def _besides(strings: Sequence[str]) -> str:
     for first, group in groupby((each for each in strings if each), key=lambda each: each[0]):
         firsts.append(first)
         rests = [each[1:] for each in group]
-        options.append(f"{_escaped(first)}(?:{_besides(rests)})")
-    others = f"[^{''.join(map(_escaped, firsts))}]" if firsts else r"[\s\S]"
+        options.append(f"{escaped(first)}(?:{_besides(rests)})")
+    others = f"[^{''.join(map(escaped, firsts))}]" if firsts else r"[\s\S]"
     options.append(rf"{others}[\s\S]*")
     return "|".join(options)
-
-
-def _escaped(char: str) -> str:
-    return rf"\u{{{ord(char):x}}}" if not re.fullmatch(r"[a-zA-Z0-9]", char) else char
 
 
 def _either(schemas: Iterable[Json]) -> Json:
