@@ -114,27 +114,20 @@ def lines(found: Sequence[Word]) -> Iterator[list[Word]]:
         yield line
 
 
-def plain_name(name: str) -> str:
-    """A rule's name without the prefixes that concern parse trees."""
-    return name.lstrip("!?")
-
-
 def _check_depth(found: Sequence[Word]) -> None:
-    """Raises TooComplex where rules and terminals lead to each other too deeply."""
-    named = [line for line in lines(found) if line[0].kind in ("rule", "terminal")]
-    mentions = {
-        plain_name(line[0].text): [plain_name(word.text) for word in line[1:]] for line in named
-    }
-    check_depth(["start"], mentions)
-
-
-def check_nesting(found: Sequence[Word]) -> None:
-    """Raises TooComplex for brackets that are nested too deeply."""
+    """Raises TooComplex where brackets, or rules and terminals, are too deep in each other."""
     depth = 0
     for word in found:
         depth += (word.text in ("(", "[")) - (word.text in (")", "]"))
         if depth > _MAX_NESTING:
             raise TooComplex(f"brackets in brackets, more than {_MAX_NESTING} deep")
+    # The prefixes of names concern parse trees.
+    named = [
+        [word.text.lstrip("!?") for word in line]
+        for line in lines(found)
+        if line[0].kind in ("rule", "terminal")
+    ]
+    check_depth(["start"], {name: mentioned for name, *mentioned in named})
 
 
 def misplaced(text: str, word: Word, what: str) -> Malformed:
@@ -217,7 +210,6 @@ def to_grammar(
     Raises Malformed, NotEnforced, Contradiction, TooComplex.
     """
     found = words(text)
-    check_nesting(found)
     _check_depth(found)
     _check(text, found, special_ids)
     written = negations_as_texts(

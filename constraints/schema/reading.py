@@ -179,10 +179,6 @@ def _is_schemas(value: Json) -> bool:
     return isinstance(value, list) and bool(value) and all(_is_schema(each) for each in value)
 
 
-def _is_schema_map(value: Json) -> bool:
-    return isinstance(value, dict) and all(_is_schema(each) for each in value.values())
-
-
 def _is_count(value: Json) -> bool:
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return is_whole and not isinstance(value, bool) and value >= 0
@@ -196,18 +192,16 @@ def _is_strings(value: Json) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _is_strings_map(value: Json) -> bool:
-    return isinstance(value, dict) and all(_is_strings(each) for each in value.values())
-
-
 def _is_type(value: Json) -> bool:
     names = value if isinstance(value, list) else [value]
     return bool(names) and all(isinstance(each, str) and each in TYPES for each in names)
 
 
-def _is_dependencies(value: Json) -> bool:
-    return isinstance(value, dict) and all(
-        _is_schema(each) or _is_strings(each) for each in value.values()
+def _map_of(*shapes: Callable[[Json], bool]) -> Callable[[Json], bool]:
+    """Whether a value is an object of values that have one of the shapes."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(any(has_shape(each) for has_shape in shapes) for each in value.values())
     )
 
 
@@ -219,7 +213,7 @@ _SHAPES: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
     ("allOf anyOf oneOf prefixItems", _is_schemas, "a list of schemas, at least one"),
     (
         "properties patternProperties $defs definitions dependentSchemas",
-        _is_schema_map,
+        _map_of(_is_schema),
         "an object whose values are schemas",
     ),
     (
@@ -247,10 +241,10 @@ _SHAPES: tuple[tuple[str, Callable[[Json], bool], str], ...] = (
         lambda value: isinstance(value, str),
         "a string",
     ),
-    ("dependentRequired", _is_strings_map, "an object whose values are lists of strings"),
+    ("dependentRequired", _map_of(_is_strings), "an object whose values are lists of strings"),
     (
         "dependencies",
-        _is_dependencies,
+        _map_of(_is_schema, _is_strings),
         "an object whose values are schemas or lists of strings",
     ),
 )
