@@ -278,21 +278,14 @@ class Compiler:
             return None
 
     def _of_schema(self, spec: ConstraintSpec, schema: SchemaGrammar) -> GrammarLanguage:
-        while True:
-            try:
-                watch = schema.watch
-                return _engine_of(watch)(
-                    self.vocabulary,
-                    schema.text,
-                    schema.explain,
-                    schema.not_enforced,
-                    hints_of(spec),
-                    watch=watch,
-                )
-            except TooComplex:
-                if not spec.lenient or schema.not_enforced == ("",):
-                    raise
-                schema = schema.of_its_type()
+        return _engine_of(schema.watch)(
+            self.vocabulary,
+            schema.text,
+            schema.explain,
+            schema.not_enforced,
+            hints_of(spec),
+            watch=schema.watch,
+        )
 
 
 def _engine_of(watch: str) -> type[GrammarLanguage]:

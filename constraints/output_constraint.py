@@ -7,6 +7,7 @@ preempted output continues as it would have, and no other output affects it.
 """
 
 import json
+from copy import copy
 from dataclasses import replace
 
 from constraints.bitmask import Bitmask, clear_bits, set_bits
@@ -342,8 +343,7 @@ class OutputConstraintState:
         return not self._due and (self._is_ended or self._matcher.is_over)
 
     def fork(self) -> "OutputConstraintState":
-        twin = object.__new__(OutputConstraintState)
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin._matcher = self._matcher.fork()
         return twin
 
@@ -355,7 +355,6 @@ class OutputConstraintState:
         """
         if self._num_tokens or self._is_ended:
             raise AssertionError("a state that has accepted tokens cannot be restarted")
-        twin = object.__new__(OutputConstraintState)
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin._matcher = self._new_matcher()
         return twin

@@ -4,7 +4,9 @@ The part of a schema that the engine refuses is found by compiling the parts one
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import thread_time
 
 from constraints.engine import error_of
@@ -27,7 +29,7 @@ from constraints.schema.negation import LOGIC_HANDLERS
 from constraints.schema.reading import Json, at, below, is_annotation, read, shown
 from constraints.schema.rewriting import NOT_WATCHED, Rewriter, Rewritten, close_narrow_ranges
 from constraints.schema.watched import Watch, Watched, bound, watches_of
-from constraints.spec import ConstraintSpec, Whitespace
+from constraints.spec import ConstraintSpec
 
 _HANDLERS = {**HANDLERS, **LOGIC_HANDLERS}
 _MAX_SHOWN = 200
@@ -157,32 +159,18 @@ _MAX_PAIRS = 66
 
 @dataclass(frozen=True, slots=True)
 class SchemaGrammar:
-    """A schema, ready for the engine. `text`: the grammar."""
+    """A schema, ready for the engine.
+
+    text:         the grammar
+    not_enforced: pointers of what it does not enforce; only notes unless it is lenient
+    watch:        what a `WatchedLanguage` watches
+    explain:      the error for a message of the engine, with a pointer if one is found
+    """
 
     text: str
-    _rewritten: Rewritten
-    _whitespace: Whitespace
-
-    @property
-    def not_enforced(self) -> tuple[str, ...]:
-        """Pointers of what it does not enforce; only notes unless it is lenient."""
-        return tuple(self._rewritten.not_enforced)
-
-    @property
-    def watch(self) -> str:
-        """What a `WatchedLanguage` watches."""
-        rewritten = self._rewritten
-        needed = any(each.wanted or each.judged for each in rewritten.watches)
-        document = json.dumps(rewritten.document) if needed else ""
-        return Watched(rewritten.watches, document, rewritten.checked_at_close).written()
-
-    def explain(self, message: str) -> ConstraintError:
-        """The error for a message of the engine, with a pointer into the schema if one is found."""
-        return _error(self._rewritten, message)
-
-    def of_its_type(self) -> "SchemaGrammar":
-        """The grammar of any value of the root's type, where no more can be enforced."""
-        return _written(_of_its_type(self._rewritten.document), self._whitespace)
+    not_enforced: tuple[str, ...]
+    watch: str
+    explain: Callable[[str], ConstraintError]
 
 
 def prepare(spec: ConstraintSpec, *, judges: bool = False) -> SchemaGrammar:
@@ -213,7 +201,11 @@ def prepare(spec: ConstraintSpec, *, judges: bool = False) -> SchemaGrammar:
         )
     if spec.any_key_order:
         _unorder(rewritten)
-    return _written(rewritten, spec.whitespace)
+    text = grammar_of(rewritten.root, rewritten.definitions, spec.whitespace)
+    is_asked = any(each.wanted or each.judged for each in rewritten.watches)
+    asked = json.dumps(rewritten.document) if is_asked else ""
+    watch = Watched(rewritten.watches, asked, rewritten.checked_at_close).written()
+    return SchemaGrammar(text, tuple(rewritten.not_enforced), watch, partial(_error, rewritten))
 
 
 def relaxed(document: Json, *, watches: bool = True) -> Rewritten:
@@ -238,11 +230,6 @@ def _of_its_type(document: Json) -> Rewritten:
         given_up={"": None},
         sources=[(rewritten.root, "", document)],
     )
-
-
-def _written(rewritten: Rewritten, whitespace: Whitespace) -> SchemaGrammar:
-    text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
-    return SchemaGrammar(text, rewritten, whitespace)
 
 
 _ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
