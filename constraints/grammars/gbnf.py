@@ -55,8 +55,9 @@ from constraints.regex.syntax import (
     concat,
     flat,
     mapped,
+    options_of,
 )
-from constraints.regex.writing import bounds, followed, written
+from constraints.regex.writing import bounds, written
 
 ROOT = "root"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*+")
@@ -249,13 +250,17 @@ def _as_loop(name: str, pattern: Pattern) -> Pattern:
     rest = []
     for option in _options(pattern):
         *before, last = option.parts if isinstance(option, Concat) else (option,)
-        if isinstance(last, Reference) and last.name == name:
-            loops.append(concat(before))
-        else:
-            rest.append(option)
+        match last:
+            case Reference(each) | Repeat(Reference(each), 0, 1) if each == name:
+                loops.append(concat(before))
+                rest += [concat(before)] if isinstance(last, Repeat) else []
+            case _:
+                rest.append(option)
     inside = (each.name for option in (*loops, *rest) for each in references(option))
     if not loops or not rest or name in inside:
         return pattern
+    if loops == rest:
+        return Repeat(choice(loops), 1, None)
     return concat((Repeat(choice(loops), 0, None), choice(rest)))
 
 
@@ -276,8 +281,6 @@ _MAX_SIZE = 2_000
 # The same of all rules that stay.
 _MAX_WHOLE = 1_000_000
 _MAX_ROUNDS = 40
-# The most rules of which each is followed to find out whether it leads to itself.
-_MAX_FOLLOWED = 200
 
 
 def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
@@ -306,9 +309,6 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     Raises TooComplex.
     """
     mentions = {name: {each.name for each in references(rules[name])} for name in rules}
-    recursive: set[str] = set()
-    if len(rules) <= _MAX_FOLLOWED:
-        recursive = {name for name in rules if name in check_depth(mentions[name], mentions)}
     whole: dict[str, Pattern] = {}
     sizes: dict[str, int] = {}
 
@@ -317,8 +317,7 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
 
     def is_whole(name: str, known: set[str]) -> bool:
         size = _size(rules[name], sizes)
-        may_move = name not in recursive and mentions[name] <= known | recursive
-        if may_move and size <= _MAX_SIZE:
+        if mentions[name] <= known and size <= _MAX_SIZE:
             sizes[name] = size
             whole[name] = mapped(rules[name], in_place)
         return name in whole
@@ -327,7 +326,35 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     kept = {name: rules[name] for name in rules if name == ROOT or name not in whole}
     if sum(_size(pattern, sizes) for pattern in kept.values()) > _MAX_WHOLE:
         raise TooComplex(f"a grammar of more than {_MAX_WHOLE} characters, all rules written out")
-    return {name: flat(mapped(pattern, in_place)) for name, pattern in kept.items()}
+    found = {name: mapped(pattern, in_place) for name, pattern in kept.items()}
+    names: dict[Pattern, str] = {}
+    loops: dict[str, Pattern] = {}
+
+    def with_loops(pattern: Pattern) -> Pattern:
+        """With a rule for each loop over rules, which shows what is repeated: where `x ::= a+ | b`
+        the loop `x*` is `(a+ | b)*`."""
+        match pattern:
+            case Concat(parts):
+                return concat(map(with_loops, parts))
+            case Choice(options):
+                return choice(map(with_loops, options))
+            case Repeat(part, (0 | 1), None) if any(
+                isinstance(each, Reference) for each in options_of(part)
+            ):
+                if pattern not in names:
+                    names[pattern] = f"loop {len(names)}"
+                    shown = (
+                        found[each.name] if isinstance(each, Reference) else each
+                        for each in options_of(part)
+                    )
+                    loops[names[pattern]] = replace(pattern, part=with_loops(choice(shown)))
+                return Reference(names[pattern], 0)
+            case Repeat(part):
+                return replace(pattern, part=with_loops(part))
+        return pattern
+
+    in_loops = {name: with_loops(pattern) for name, pattern in found.items()}
+    return {name: flat(pattern) for name, pattern in (in_loops | loops).items()}
 
 
 def _size(pattern: Pattern, sizes: Mapping[str, int]) -> int:
@@ -533,7 +560,7 @@ def _written(found: Mapping[str, Pattern]) -> str:
             raise TooComplex(f"a grammar of more than {_MAX_TERMS} parts that are followed apart")
         match pattern:
             case Terminal(part):
-                return terminals.setdefault(followed(written(part)), f"T{len(terminals)}")
+                return terminals.setdefault(written(part), f"T{len(terminals)}")
             case Reference(name):
                 return names[name]
             case Concat(parts):

@@ -9,20 +9,8 @@ In the pattern of a JSON string the engine takes a set with all control characte
 escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
 """
 
-import re
-
-import numpy as np
-
-from constraints.engine import HEADER, GrammarLanguage
-from constraints.errors import (
-    Contradiction,
-    EngineFailed,
-    NotEnforced,
-    TooComplex,
-    complaint,
-    short,
-)
-from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
+from constraints.engine import HEADER
+from constraints.errors import Contradiction, NotEnforced, complaint
 from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import without_look_around
 from constraints.regex.syntax import (
@@ -170,40 +158,7 @@ def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
     if pattern is None:
         return written_set(Chars(()))
     _refuse(pattern, text)
-    return followed(written(flat(pattern)))
-
-
-# A count behind a group in which there is one, as in `(a{1,50}b?){1,50}`.
-_NESTED_COUNTS = re.compile(r"\}[^{}]*\)\{")
-# How many bytes of a text are followed where counts may multiply: bad ones break within 40.
-_FOLLOWED_LEN = 64
-
-
-def followed(pattern: str) -> str:
-    """The pattern as it is. Raises TooComplex where the engine breaks on it, as outputs would.
-
-    What is followed has the same byte where it may: it is in the most repetitions at once.
-    """
-    if not _NESTED_COUNTS.search(pattern):
-        return pattern
-    vocabulary = byte_vocabulary()
-    matcher = GrammarLanguage(vocabulary, f"{HEADER}start: /{pattern}/\n").matcher()
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    last = -1  # no byte yet
-    try:
-        for _ in range(_FOLLOWED_LEN):
-            if matcher.is_over:
-                break
-            matcher.fill_mask(row)
-            legal = alphabet_of(vocabulary).allowed(row).tolist()
-            last = last if last in legal else legal[0]
-            matcher.advance(last)
-    except EngineFailed as error:
-        raise TooComplex(
-            f"counted repetitions are within others in `{short(pattern)}`, so that there are too"
-            f" many ways to read one text ({error}): lower their bounds, or write `*` or `+` inside"
-        ) from None
-    return pattern
+    return written(flat(pattern))
 
 
 def _refuse(pattern: Pattern, text: str, *, anchors: bool = True) -> None:

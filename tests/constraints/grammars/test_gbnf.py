@@ -188,14 +188,23 @@ def test_greed_loses_no_text(name: str) -> None:
             assert accepts(language, text) == has_text(rules, text), text
 
 
-@pytest.mark.parametrize("root", ["item*", "item+", '(text | "{" call "}")*'])
+@pytest.mark.parametrize(
+    "root",
+    ["item*", "item+", "(text | call)*", "node*", '(text | "{" node* "}")*', "items", "more"],
+)
 def test_a_long_text_between_recursive_parts_is_followed_to_its_end(root: str) -> None:
     grammar = f"""root ::= {root}
-item ::= text | "{{" call "}}"
-text ::= [^{{]+
-call ::= [a-z]+ ("(" call ")")?
+item ::= text | call
+text ::= [^{{}}]+
+call ::= "{{" (text | call)* "}}"
+node ::= text | "{{" node* "}}"
+items ::= text items | call items | ""
+more ::= item more?
 """
-    assert accepts(compiled(Kind.GBNF, grammar), "Dear {name}, " + 3000 * "x" + "{upper(name)}")
+    text = "Dear {name}, " + 3000 * "x" + "{upper {name}}"
+    language = compiled(Kind.GBNF, grammar)
+    assert accepts(language, text)
+    assert not accepts(language, f"{text}}}")
 
 
 def test_a_grammar_of_json_has_few_terminals() -> None:
