@@ -1,16 +1,14 @@
-"""Runs a byte automaton over every token of a vocabulary at once.
+"""Runs a byte automaton over every token of a vocabulary at once, from one place or from many.
 
     tokens as a trie, level by level:   parent of each node | byte that leads to it
     states:                             one vector step a level, from the parents' states
-    few live nodes:                     only their children are visited
 
 A state packs a place in the automaton's table and the counts gained so far into one number:
 
     gains ... | place * the table's width          the low PLACE_BITS bits are 0 if it is dead
 
-Tokens with equal effects at several places are one action. A walk takes as many steps as the trie
-has nodes, for each place; here nodes of one depth with equal effects at all places are merged, so
-that a step is made once for all of them.
+Tokens with equal effects at all of the places are one action. So nodes of one depth with equal
+effects are merged, and a step is made once for all of them.
 
     token -> action -> next place for each place    most of 100 000 tokens share their action
 """
@@ -31,9 +29,6 @@ PLACE_MASK = (1 << PLACE_BITS) - 1
 _ALNUM = np.array([bytes([byte]).isalnum() for byte in range(256)])
 _PRINTABLE = np.array([0x20 <= byte < 0x7F for byte in range(256)])
 
-# Below this share of live nodes only their children are visited.
-_SPARSE_SHARE = 0.3
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
@@ -41,26 +36,14 @@ class Level:
 
     parents:      [num_nodes] in the level above
     bytes:        [num_nodes]
-    first_child:  [num_nodes + 1] in the level below
-    first_token:  [num_nodes + 1] in `token_ids`, the tokens that end here
-    token_ids:    those tokens
+    token_ids:    the tokens that end here
     token_nodes:  the node of each
     """
 
     parents: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.uint8]
-    first_child: npt.NDArray[np.int64]
-    first_token: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
     token_nodes: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ends:
-    """The states behind tokens: one entry for each live token, unordered."""
-
-    token_ids: npt.NDArray[np.int64]
-    states: Packed
 
 
 class TokenTrie:
@@ -73,88 +56,14 @@ class TokenTrie:
             filter(all_tokens.__getitem__, range(self.vocab_size)), key=all_tokens.__getitem__
         )
         tokens = [all_tokens[token_id] for token_id in spelled]
-        ids = np.array(spelled, dtype=np.int64)
         self.max_token_len = max(map(len, tokens), default=0)
-        self.levels = _levels_of(tokens, ids)
-        # All tokens in the order of levels.
-        self._token_ids = np.concatenate(
-            [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self.levels)]
-        )
-        # All tokens, plain ones first, and the rank of each token in this order.
+        self.levels = _levels_of(tokens, np.array(spelled, dtype=np.int64))
+        # All tokens, plain ones first.
         self.plain_first = _plain_first(all_tokens)
-        self.plainness = np.empty(self.vocab_size, dtype=np.int64)
-        self.plainness[self.plain_first] = np.arange(self.vocab_size)
-        self._num_nodes = sum(len(level.parents) for level in self.levels)
-        self._under = self._nodes_under_bytes()
-
-    def num_nodes_from(
-        self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int
-    ) -> int:
-        """The number of nodes below first bytes that are legal at a place."""
-        if not self.levels:
-            return 0
-        return int(self._under[(table[start + columns[0]] & PLACE_MASK) != 0].sum())
 
     def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
-        """The class of each node's byte, by level: the `columns` of the other methods."""
+        """The class of each node's byte, by level: the `columns` of `actions_of`."""
         return [classes[level.bytes].astype(np.int64) for level in self.levels]
-
-    def walk(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
-        """Follow every token from one place.
-
-        table:   [num_places * width] the packed state that each class of bytes leads to; place 0
-                 is dead and leads to 0
-        columns: of `bytes_of_levels`
-        start:   the packed place
-        """
-        if not self.levels:
-            empty = np.zeros(0, dtype=np.int64)
-            return Ends(empty, empty)
-        first = table[start + columns[0]]
-        alive = (first & PLACE_MASK) != 0
-        if self._under[alive].sum() < _SPARSE_SHARE * self._num_nodes:
-            return self._walk_live(table, columns, start)
-        found = []
-        states = first
-        for depth, level in enumerate(self.levels):
-            if depth:
-                above = states[level.parents]
-                place = above & PLACE_MASK
-                states = table[place + columns[depth]]
-                states += above - place
-            found.append((level, states))
-        ends_at = np.concatenate([states[level.token_nodes] for level, states in found])
-        live = np.flatnonzero((ends_at & PLACE_MASK) != 0)
-        return Ends(self._token_ids[live], ends_at[live])
-
-    def _walk_live(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
-        """The same, visiting children of live nodes only."""
-        found_tokens = []
-        found_states = []
-        nodes = np.arange(len(columns[0]))
-        above = np.full(len(nodes), start, dtype=np.int64)
-        for depth, level in enumerate(self.levels):
-            place = above & PLACE_MASK
-            states = table[place + columns[depth][nodes]]
-            live = np.flatnonzero((states & PLACE_MASK) != 0)
-            states = states[live] + (above - place)[live]
-            nodes = nodes[live]
-            which, tokens = _spread(level.first_token, nodes)
-            found_tokens.append(level.token_ids[tokens])
-            found_states.append(states[which])
-            if not len(nodes):
-                break
-            which, nodes = _spread(level.first_child, nodes)
-            above = states[which]
-        return Ends(np.concatenate(found_tokens), np.concatenate(found_states))
-
-    def _nodes_under_bytes(self) -> npt.NDArray[np.int64]:
-        """The number of nodes of each first byte's subtree, [nodes of the first level]."""
-        under = np.zeros(0, dtype=np.int64)
-        for level in reversed(self.levels):
-            sums = np.concatenate([[0], np.cumsum(under)])
-            under = 1 + sums[level.first_child[1:]] - sums[level.first_child[:-1]]
-        return under
 
 
 def _plain_first(tokens: Sequence[bytes]) -> npt.NDArray[np.int64]:
@@ -174,17 +83,6 @@ def _plain_first(tokens: Sequence[bytes]) -> npt.NDArray[np.int64]:
     return np.lexsort((lengths, np.where(is_plain, 0, 1 + is_odd)))
 
 
-def _spread(
-    firsts: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The members of the nodes' ranges: for each its index into `nodes`, and itself."""
-    begins = firsts[nodes]
-    counts = firsts[nodes + 1] - begins
-    whose = np.repeat(np.arange(len(nodes)), counts)
-    before = np.cumsum(counts) - counts
-    return whose, np.arange(len(whose)) + (begins - before)[whose]
-
-
 def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
     """The levels of the trie of sorted tokens."""
     lengths = np.array([len(token) for token in tokens], dtype=np.int64)
@@ -192,40 +90,19 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
     offsets = np.cumsum(lengths) - lengths
     rows = np.arange(len(tokens))  # tokens that have a byte at this depth
     nodes_above = np.zeros(len(tokens), dtype=np.int64)
-    drafts = []
-    depth = 0
+    levels: list[Level] = []
     while len(rows):
-        letters = flat[offsets[rows] + depth]
+        letters = flat[offsets[rows] + len(levels)]
         is_new = np.ones(len(rows), dtype=np.bool_)
         is_new[1:] = (nodes_above[1:] != nodes_above[:-1]) | (letters[1:] != letters[:-1])
         nodes = np.cumsum(is_new) - 1
-        ending = lengths[rows] == depth + 1
-        num_nodes = int(nodes[-1]) + 1
-        drafts.append(
-            (
-                nodes_above[is_new],
-                letters[is_new],
-                np.searchsorted(nodes[ending], np.arange(num_nodes + 1)),
-                ids[rows[ending]],
-            )
+        ending = lengths[rows] == len(levels) + 1
+        levels.append(
+            Level(nodes_above[is_new], letters[is_new], ids[rows[ending]], nodes[ending])
         )
         rows = rows[~ending]
         nodes_above = nodes[~ending]
-        depth += 1
-    parents_below = [draft[0] for draft in drafts[1:]] + [np.zeros(0, dtype=np.int64)]
-    return [
-        Level(
-            parents,
-            letters,
-            np.searchsorted(below, np.arange(len(parents) + 1)),
-            first_token,
-            token_ids,
-            np.repeat(np.arange(len(parents)), np.diff(first_token)),
-        )
-        for (parents, letters, first_token, token_ids), below in zip(
-            drafts, parents_below[: len(drafts)], strict=True
-        )
-    ]
+    return levels
 
 
 @kept_with_vocabulary(1)
@@ -249,43 +126,47 @@ class Actions:
     """
 
     ends: Packed
-    of_tokens: npt.NDArray[np.uint16]
+    of_tokens: npt.NDArray[np.unsignedinteger]
     plainest: npt.NDArray[np.int64]
 
 
 def actions_of(
     trie: TokenTrie, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
 ) -> Actions | None:
-    """The actions at some packed places; None: there are too many different ones.
+    """The actions at some packed places; None: too many different ones at several places.
 
-    table, columns: as for `TokenTrie.walk`
+    table:   [num_places * width] the packed state that each class of bytes leads to; place 0 is
+             dead and leads to 0
+    columns: of `bytes_of_levels`
     """
     width = 1 + max((int(column.max()) for column in columns), default=0)
     of_nodes = np.zeros(1, dtype=np.int64)  # at each depth: of live nodes their row, -1 of others
     rows = starts[None, :]  # [num_rows, num_places]
     of_tokens = np.full(-(-trie.vocab_size // 32) * 32, -1, dtype=np.int64)
-    found: list[Packed] = []
+    found = [np.zeros((0, len(starts)), dtype=np.int64)]
     num_found = num_steps = 0
     for level, column in zip(trie.levels, columns, strict=True):
         above = of_nodes[level.parents]
-        keys = above * width + column
+        nodes = np.flatnonzero(above >= 0)
+        keys = above[nodes] * width + column[nodes]
         is_met = np.zeros(len(rows) * width, dtype=np.bool_)
-        is_met[keys[above >= 0]] = True
+        is_met[keys] = True
         met = np.flatnonzero(is_met)
         num_steps += len(met) * len(starts)
-        if len(met) * len(starts) > _MAX_AT_ONCE or num_steps > _MAX_STEPS:
+        if len(starts) > 1 and (len(met) * len(starts) > _MAX_AT_ONCE or num_steps > _MAX_STEPS):
             return None
         rows, numbers = _distinct(_stepped(table, rows[met // width], met % width))
         if not len(rows):
             break
         of_keys = np.full(len(is_met), -1, dtype=np.int64)
         of_keys[met] = numbers
-        of_nodes = np.where(above >= 0, of_keys[keys], -1)
+        of_nodes = np.full(len(level.parents), -1, dtype=np.int64)
+        of_nodes[nodes] = of_keys[keys]
         of_ends = of_nodes[level.token_nodes]
         of_tokens[level.token_ids] = np.where(of_ends >= 0, of_ends + num_found, -1)
         found.append(rows)
         num_found += len(rows)
-    return _joined(trie, found, of_tokens, len(starts))
+    return _joined(trie, np.concatenate(found), of_tokens)
 
 
 def _stepped(table: Packed, above: Packed, classes: npt.NDArray[np.int64]) -> Packed:
@@ -308,22 +189,17 @@ def _distinct(rows: Packed) -> tuple[Packed, npt.NDArray[np.int64]]:
     return rows[first[is_live]], numbers[inverse.reshape(-1)]
 
 
-def _joined(
-    trie: TokenTrie, found: list[Packed], of_tokens: npt.NDArray[np.int64], num_places: int
-) -> Actions | None:
-    """The distinct actions of all depths, and a dead one."""
-    is_done = np.zeros(sum(map(len, found)) + 1, dtype=np.bool_)
+def _joined(trie: TokenTrie, rows: Packed, of_tokens: npt.NDArray[np.int64]) -> Actions:
+    """The distinct actions of all depths with a token, and a dead one."""
+    is_done = np.zeros(len(rows) + 1, dtype=np.bool_)
     is_done[of_tokens] = True
     is_done[-1] = False
-    rows = np.concatenate([np.zeros((0, num_places), dtype=np.int64), *found])
     rows, numbers = _distinct(rows[is_done[:-1]])
-    if len(rows) >= np.iinfo(np.uint16).max:
-        return None
     of_rows = np.full(len(is_done), len(rows), dtype=np.int64)
     of_rows[np.flatnonzero(is_done)] = numbers
-    actions = of_rows[of_tokens].astype(np.uint16)
+    actions = of_rows[of_tokens].astype(np.min_scalar_type(len(rows)))
     plainest = np.full(len(rows) + 1, trie.vocab_size, dtype=np.int64)
     # The last write wins: the plainest token comes last.
     plainest[actions[trie.plain_first[::-1]]] = np.arange(trie.vocab_size - 1, -1, -1)
-    dead = np.zeros((1, num_places), dtype=np.int64)
+    dead = np.zeros((1, rows.shape[1]), dtype=np.int64)
     return Actions(np.concatenate([rows, dead]), actions, plainest)

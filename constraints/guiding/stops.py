@@ -30,7 +30,7 @@ from constraints.guiding.completion import KnownCompletion, completes, spelled, 
 from constraints.guiding.search import shortest_completion
 from constraints.matcher import Language, Matcher
 from constraints.spec import StopRule
-from constraints.token_trie import trie_of
+from constraints.token_trie import actions_of, trie_of
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
 
@@ -126,17 +126,21 @@ class StopTable:
             return found
 
     def _make_transitions(self, state: int) -> StopTransitions:
-        ends = self._trie.walk(self._places, self._columns, (state + 1) * 256)
-        states = ends.states // 256 - 1
-        is_ending = self._matched[states] > 0
-        bits = np.zeros(self._vocabulary.num_words * 32, dtype=np.bool_)
+        starts = np.array([(state + 1) * 256])
+        actions = actions_of(self._trie, self._places, self._columns, starts)
+        assert actions is not None, "one place has no more actions than tokens"
+        # By action; the last one is that of tokens that are past a stop string.
+        states = actions.ends[:, 0] // 256 - 1
+        num_tokens = len(self._vocabulary.tokens)
+        is_clear, is_ending, returns = (
+            which[actions.of_tokens]
+            for which in (states >= 0, (states >= 0) & (self._matched[states] > 0), states == 0)
+        )
         # Tokens without bytes, such as end tokens, are always clear.
-        bits[[index for index, token in enumerate(self._vocabulary.tokens) if not token]] = True
-        bits[ends.token_ids] = True
-        clear = np.packbits(bits, bitorder="little").view(np.int32)
-        returns = np.zeros(len(self._vocabulary.tokens), dtype=np.uint8)
-        returns[ends.token_ids[states == 0]] = 1
-        return StopTransitions(clear, ends.token_ids[is_ending], returns.tobytes())
+        is_clear[[index for index, token in enumerate(self._vocabulary.tokens) if not token]] = True
+        clear = np.packbits(is_clear, bitorder="little").view(np.int32)
+        returning = returns[:num_tokens].astype(np.uint8)
+        return StopTransitions(clear, np.flatnonzero(is_ending), returning.tobytes())
 
 
 @kept_with_vocabulary(32)

@@ -214,17 +214,17 @@ def ways_of_tokens(
     num_ways = 0
     while wave:
         reached = []
-        for place, transitions in zip(wave, cache.transitions_of(wave), strict=True):
+        for place, transitions in cache.transitions_of(wave):
             kept = is_alive[transitions.targets]
             targets = transitions.targets[kept]
             found.append((np.full_like(targets, place), targets, transitions.gains[kept]))
             reached.append(targets)
             num_ways += len(targets)
+            if num_ways > MAX_TOKEN_STEPS // 8:
+                raise TooComplex("too many ways of tokens to look at")
         fresh = np.unique(np.concatenate(reached))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
-        if num_ways > MAX_TOKEN_STEPS // 8:
-            raise TooComplex("too many ways of tokens to look at")
     whole = map(np.concatenate, zip(*found, strict=True))
     ways = Ways.of(counter_grid, *whole, num_layer_counters=0)
     if len(ways.sources) * counter_grid.num_cells > MAX_TOKEN_STEPS:

@@ -11,20 +11,18 @@ entry = next place * width, and above it the gains, one bit field for each count
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from constraints.errors import TooComplex
 from constraints.regex.char_sets import Utf8
 from constraints.regex.limits import MAX_NODES, TooManyStates
 from constraints.token_trie import (
     PLACE_BITS,
     PLACE_MASK,
     Actions,
-    Ends,
     Packed,
     TokenTrie,
     actions_of,
@@ -146,75 +144,42 @@ def _most_gained(machine: Machine, num_chars: int) -> int:
     return int(max(counted.max(initial=0), 0) * num_chars + pending)
 
 
-# Up to so many entries, kinds are numbered by a table of all places and gains.
-_MAX_TABLE = 1 << 22
-# So many kinds fit into 16 bits, with one to spare.
-_MAX_SMALL = (1 << 16) - 1
-
-
 class TokenTransitions:
     """Immutable; shared by threads."""
 
     def __init__(
         self,
-        packed: Packed,
-        tokens: "_Tokens",
-        table: ByteTable,
-        counter_grid: CounterGrid,
-    ) -> None:
-        """packed: the state of each kind; tokens: the kind of each token."""
-        self.targets = table.targets(packed)
-        self.gains: Counts = table.gains(packed)
-        self.num_kinds = len(packed)
-        self._counter_grid = counter_grid
-        self._tokens = tokens
-        self._cells = self.targets * counter_grid.num_cells
-        # Each counter on the counter grid: its place, cells and stride.
-        strides = counter_grid.strides().tolist()
-        self._layout = tuple(zip(counter_grid.cells, counter_grid.shape, strides, strict=True))
-        # Its size in memory.
-        self.num_bytes = tokens.num_bytes + 8 * self.num_kinds * (3 + len(counter_grid.counters))
-
-    @classmethod
-    def of_ends(
-        cls, ends: Ends, table: ByteTable, counter_grid: CounterGrid, trie: TokenTrie
-    ) -> "TokenTransitions":
-        """Made from the state behind each token."""
-        kinds, packed = _kinds(ends, table)
-        examples = np.full(len(packed), trie.vocab_size, dtype=np.int64)
-        np.minimum.at(examples, kinds, trie.plainness[ends.token_ids])
-        if len(kinds) * 8 < trie.vocab_size or len(packed) > _MAX_SMALL:
-            tokens = _Tokens(trie, examples, kinds, ends.token_ids)
-        else:
-            dense = np.full(_num_bits(trie), len(packed), dtype=np.uint16)
-            dense[ends.token_ids] = kinds
-            tokens = _Tokens(trie, examples, dense)
-        return cls(packed, tokens, table, counter_grid)
-
-    @classmethod
-    def of_actions(
-        cls,
         actions: Actions,
         index: int,
         table: ByteTable,
         counter_grid: CounterGrid,
         trie: TokenTrie,
-    ) -> "TokenTransitions":
-        """Made from the actions of tokens at one of several places."""
+    ) -> None:
+        """actions: of tokens at several places; index: this one among them."""
         packed, kinds = np.unique(actions.ends[:, index], return_inverse=True)
         num_dead = int(packed[0] == 0)  # the last action is dead everywhere, and others may be here
         packed = packed[num_dead:]
+        self.targets = table.targets(packed)
+        self.gains: Counts = table.gains(packed)
+        self.num_kinds = len(packed)
         kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
+        # The plainest token of each kind, as its rank among all.
         examples = np.full(len(packed) + 1, trie.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, actions.plainest)
-        tokens = _Tokens(
-            trie,
-            examples[:-1],
-            actions.of_tokens,
-            kinds=kinds.astype(np.uint16),
-            num_sharing=actions.ends.shape[1],
-        )
-        return cls(packed, tokens, table, counter_grid)
+        self._examples = examples[:-1]
+        # Of each action; the kind behind the last one is that of tokens that cannot follow.
+        self._kinds = kinds.astype(np.min_scalar_type(len(packed)))
+        self._of_tokens = actions.of_tokens
+        self._trie = trie
+        self._counter_grid = counter_grid
+        self._cells = self.targets * counter_grid.num_cells
+        # Each counter on the counter grid: its place, cells and stride.
+        strides = counter_grid.strides().tolist()
+        self._layout = tuple(zip(counter_grid.cells, counter_grid.shape, strides, strict=True))
+        # Its size in memory.
+        shared = self._of_tokens.nbytes // actions.ends.shape[1]
+        own = 8 * self.num_kinds * (3 + len(counter_grid.counters))
+        self.num_bytes = shared + self._kinds.nbytes + own
 
     def legal(self, slacks: Slacks, counts: list[int]) -> npt.NDArray[np.bool_]:
         """Whether each kind leads to a place that is alive under `slacks`."""
@@ -234,92 +199,25 @@ class TokenTransitions:
 
     def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """The bitmask of the legal kinds, little-endian, in whole words."""
-        return np.packbits(self._tokens.bits(legal), bitorder="little")
+        chosen = np.append(legal, False)[self._kinds]
+        return np.packbits(chosen.take(self._of_tokens), bitorder="little")
 
     def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
         """The plainest token of a legal kind."""
-        return self._tokens.plainest(legal) if legal.any() else None
+        return int(self._trie.plain_first[self._examples[legal].min()]) if legal.any() else None
 
     def farthest_token(self, legal: npt.NDArray[np.bool_], counts: list[int]) -> int | None:
         """The token of a legal kind that raises counts most towards their caps; None: none does."""
         caps = np.array([counter.cap for counter in self._counter_grid.counters])
         gained = np.minimum(self.gains, caps - counts)
         progress = np.where(legal, (gained / caps).sum(axis=1), 0.0)
-        return self._tokens.plainest(progress == progress.max()) if progress.any() else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tokens:
-    """Which tokens are of which kind.
-
-    Few are listed, in `token_ids`. For many, the group of every token is stored, which is its kind
-    or, where `kinds` are given, its action: kinds has the kind of each action. The kind behind the
-    last one is that of tokens that cannot follow.
-
-    examples: the plainest token of each kind, as its rank among all
-    groups:   of the listed tokens, or [num_bits]; shared by `num_sharing` transitions
-    """
-
-    trie: TokenTrie
-    examples: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.integer]
-    token_ids: npt.NDArray[np.int64] | None = None
-    kinds: npt.NDArray[np.uint16] | None = None
-    num_sharing: int = 1
-
-    @property
-    def num_bytes(self) -> int:
-        own = sum(each.nbytes for each in (self.token_ids, self.kinds) if each is not None)
-        return own + self.groups.nbytes // self.num_sharing
-
-    def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """For every token, whether its kind is chosen."""
-        if self.token_ids is not None:
-            bits = np.zeros(_num_bits(self.trie), dtype=np.bool_)
-            bits[self.token_ids[chosen[self.groups]]] = True
-            return bits
-        chosen = np.append(chosen, False)
-        return (chosen if self.kinds is None else chosen[self.kinds]).take(self.groups)
-
-    def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
-        """The plainest token of the chosen kinds."""
-        return int(self.trie.plain_first[self.examples[chosen].min()])
-
-
-def _num_bits(trie: TokenTrie) -> int:
-    """The bits of a mask, in whole words."""
-    return -(-trie.vocab_size // 32) * 32
-
-
-def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The kind of each end, and the packed state of each kind."""
-    states = ends.states
-    if not len(states):
-        return states, states
-    keys = (states & PLACE_MASK) // table.width
-    size = table.num_places
-    for counter in range(table.num_counters):
-        gained = (states >> (PLACE_BITS + GAIN_BITS * counter)) & ((1 << GAIN_BITS) - 1)
-        keys += gained * size
-        size *= int(gained.max()) + 1
-        if size > _MAX_TABLE:
-            packed, kinds = np.unique(states, return_inverse=True)
-            return kinds.reshape(-1), packed
-    packed_at = np.full(size, -1, dtype=np.int64)
-    packed_at[keys] = states
-    present = np.flatnonzero(packed_at >= 0)
-    numbers = np.zeros(size, dtype=np.int64)
-    numbers[present] = np.arange(len(present))
-    return numbers[keys], packed_at[present]
+        return self.first_token(progress == progress.max()) if progress.any() else None
 
 
 _MAX_TRANSITIONS_BYTES = 64_000_000
 _MAX_MASKS = 512
-# Numbers of places whose actions are computed at once; from fewer the trie is walked one by one.
-_MIN_ACTED = 4
-_MAX_ACTED = 256
-# The most trie nodes that are visited one by one, for all places.
-_MAX_NODES = 100_000_000
+# The most places whose actions are computed at once.
+_MAX_AT_ONCE = 256
 
 
 class TransitionCache:
@@ -333,8 +231,7 @@ class TransitionCache:
         self._lock = threading.RLock()
         self._transitions: OrderedDict[int, TokenTransitions] = OrderedDict()
         self._num_bytes = 0
-        self._num_acted = _MAX_ACTED
-        self._num_nodes = 0
+        self._num_at_once = _MAX_AT_ONCE
         self._masks: OrderedDict[tuple[int, bytes], npt.NDArray[np.uint8]] = OrderedDict()
         # A lock of its own: the other one is held while transitions are computed.
         self._masks_lock = threading.Lock()
@@ -366,52 +263,34 @@ class TransitionCache:
             if found is not None:
                 self._transitions.move_to_end(place)
                 return found
-            start = place * self._table.width
-            ends = self._trie.walk(self._table.entries, self._columns, start)
-            transitions = TokenTransitions.of_ends(
-                ends, self._table, self._counter_grid, self._trie
-            )
-            return self._kept(place, transitions)
+            actions = self._actions([place])
+            assert actions is not None, "one place has no more actions than tokens"
+            return self._kept(place, actions, 0)
 
-    def transitions_of(self, places: Sequence[int]) -> list[TokenTransitions]:
-        """The transitions of several places, computed together where that is less work.
+    def transitions_of(self, places: list[int]) -> Iterator[tuple[int, TokenTransitions]]:
+        """The transitions of several places, computed together."""
+        while places:
+            now = places[: self._num_at_once]
+            actions = self._actions(now)
+            if actions is None:
+                self._num_at_once //= 4  # from fewer places more tokens are equal
+                continue
+            with self._lock:
+                found = [self._kept(place, actions, index) for index, place in enumerate(now)]
+            yield from zip(now, found, strict=True)
+            places = places[len(now) :]
 
-        Raises TooComplex where all of them take too much work.
-        """
-        found: dict[int, TokenTransitions] = {}
-        left = list(places)
-        while len(left) >= _MIN_ACTED <= self._num_acted:
-            if self._act_from(left[: self._num_acted], found):
-                left = left[self._num_acted :]
-            else:
-                self._num_acted //= 4  # from fewer places more tokens are equal
-        for place in left:
-            self._num_nodes += self._trie.num_nodes_from(
-                self._table.entries, self._columns, place * self._table.width
-            )
-            if self._num_nodes > _MAX_NODES:
-                raise TooComplex("tokens do too many different things from too many places")
-            found[place] = self.transitions(place)
-        return [found[place] for place in places]
-
-    def _act_from(self, places: list[int], found: dict[int, TokenTransitions]) -> bool:
-        """Whether tokens have few enough different actions at these places."""
+    def _actions(self, places: list[int]) -> Actions | None:
         starts = np.array(places, dtype=np.int64) * self._table.width
-        actions = actions_of(self._trie, self._table.entries, self._columns, starts)
-        if actions is None:
-            return False
-        with self._lock:
-            for index, place in enumerate(places):
-                transitions = TokenTransitions.of_actions(
-                    actions, index, self._table, self._counter_grid, self._trie
-                )
-                found[place] = self._kept(place, transitions)
-        return True
+        return actions_of(self._trie, self._table.entries, self._columns, starts)
 
-    def _kept(self, place: int, transitions: TokenTransitions) -> TokenTransitions:
-        known = self._transitions.get(place)
-        if known is not None:
-            return known
+    def _kept(self, place: int, actions: Actions, index: int) -> TokenTransitions:
+        transitions = self._transitions.get(place)
+        if transitions is not None:
+            return transitions
+        transitions = TokenTransitions(
+            actions, index, self._table, self._counter_grid, self._trie
+        )
         self._transitions[place] = transitions
         self._num_bytes += transitions.num_bytes
         while self._num_bytes > _MAX_TRANSITIONS_BYTES and len(self._transitions) > 1:

@@ -1,11 +1,11 @@
-"""Walks over tries of tokens against stepping through each token by itself."""
+"""Actions of tokens against stepping through each token by itself."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from constraints.token_trie import PLACE_BITS, PLACE_MASK, Ends, TokenTrie, actions_of
+from constraints.token_trie import PLACE_BITS, PLACE_MASK, TokenTrie, actions_of
 from constraints.vocabulary import Vocabulary
 
 # Two letters, so that tokens share beginnings; all other bytes are of a third class.
@@ -41,42 +41,20 @@ def stepped(table: np.ndarray[tuple[int], np.dtype[np.int64]], start: int, token
     return state
 
 
-def as_pairs(ends: Ends) -> set[tuple[int, int]]:
-    found = list(zip(ends.token_ids.tolist(), ends.states.tolist(), strict=True))
-    assert len(found) == len(set(found))
-    return set(found)
-
-
-@given(tokens, entries)
-def test_a_walk_ends_where_each_token_by_itself_does(
-    spelled: list[bytes], drawn: list[tuple[int, int]]
-) -> None:
-    # A walk asks a vocabulary for nothing but its tokens.
-    walk = TokenTrie(Vocabulary(tuple(spelled), (), LLTokenizer("byte")))
-    table = packed(drawn)
-    columns = walk.bytes_of_levels(CLASSES)
-    for start in range(WIDTH, NUM_PLACES * WIDTH, WIDTH):
-        wanted = {
-            (token_id, state)
-            for token_id, token in enumerate(spelled)
-            if token and (state := stepped(table, start, token))
-        }
-        assert as_pairs(walk.walk(table, columns, start)) == wanted
-
-
-@given(tokens, entries)
+@given(tokens, entries, st.sets(st.integers(1, NUM_PLACES - 1), min_size=1))
 def test_actions_lead_where_each_token_by_itself_does(
-    spelled: list[bytes], drawn: list[tuple[int, int]]
+    spelled: list[bytes], drawn: list[tuple[int, int]], places: set[int]
 ) -> None:
-    walk = TokenTrie(Vocabulary(tuple(spelled), (), LLTokenizer("byte")))
+    # A trie asks a vocabulary for nothing but its tokens.
+    trie = TokenTrie(Vocabulary(tuple(spelled), (), LLTokenizer("byte")))
     table = packed(drawn)
-    starts = np.arange(1, NUM_PLACES) * WIDTH
-    actions = actions_of(walk, table, walk.bytes_of_levels(CLASSES), starts)
+    starts = np.array(sorted(places)) * WIDTH
+    actions = actions_of(trie, table, trie.bytes_of_levels(CLASSES), starts)
     assert actions is not None
     for token_id, token in enumerate(spelled):
         ends = [stepped(table, int(start), token) if token else 0 for start in starts]
         assert actions.ends[actions.of_tokens[token_id]].tolist() == ends
+    ranks = trie.plain_first.tolist()
     for action, plainest in enumerate(actions.plainest.tolist()):
         members = np.flatnonzero(actions.of_tokens[: len(spelled)] == action)
-        places = [int(walk.plainness[token_id]) for token_id in members]
-        assert plainest == min(places, default=len(spelled))
+        assert plainest == min(map(ranks.index, members), default=len(spelled))

@@ -98,11 +98,10 @@ def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
 )
 def test_many_places_look_out_as_each_does_by_itself(written: str) -> None:
     language = compiled(written)
-    places = range(1, min(language.table.num_places, 200))
+    places = list(range(1, min(language.table.num_places, 200)))
     tables = trie_of(LARGE), language.table, language.counter_grid
     alone = TransitionCache(*tables)
-    together = TransitionCache(*tables).transitions_of(places)
-    for place, transitions in zip(places, together, strict=True):
+    for place, transitions in TransitionCache(*tables).transitions_of(places):
         wanted = alone.transitions(place)
         for target in np.unique(wanted.targets):
             mine, its = transitions.targets == target, wanted.targets == target
