@@ -19,14 +19,15 @@ from constraints.errors import (
     EngineFailed,
     Malformed,
     NotEnforced,
+    OutOfReach,
     TooComplex,
+    TooManyStates,
 )
 from constraints.grammars import gbnf, lark
 from constraints.grammars.hints import hints_of
 from constraints.grammars.watching import WatchedLanguage
 from constraints.matcher import ANY_LEN, AnyText, Language
 from constraints.regex import writing
-from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.schema import json_schema
 from constraints.schema.json_schema import SchemaGrammar
 from constraints.spec import ConstraintSpec, Kind, Translation

@@ -85,6 +85,14 @@ class EngineFailed(ConstraintError):
     """The matcher is broken and must be discarded."""
 
 
+class OutOfReach(Exception):
+    """Our own automata cannot follow it; `why` is for logs. Not raised outside the compiler."""
+
+
+class TooManyStates(OutOfReach):
+    """They could, but for its size."""
+
+
 # The most characters of a long line that are shown around the place.
 _SHOWN_LEN = 72
 # The most characters of a name or literal that are quoted.

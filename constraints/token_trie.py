@@ -97,9 +97,7 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
         is_new[1:] = (nodes_above[1:] != nodes_above[:-1]) | (letters[1:] != letters[:-1])
         nodes = np.cumsum(is_new) - 1
         ending = lengths[rows] == len(levels) + 1
-        levels.append(
-            Level(nodes_above[is_new], letters[is_new], ids[rows[ending]], nodes[ending])
-        )
+        levels.append(Level(nodes_above[is_new], letters[is_new], ids[rows[ending]], nodes[ending]))
         rows = rows[~ending]
         nodes_above = nodes[~ending]
     return levels

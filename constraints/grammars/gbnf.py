@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from constraints.definition_graph import check_depth, closure
 from constraints.engine import HEADER
-from constraints.errors import Contradiction, TooComplex, complaint
+from constraints.errors import Contradiction, OutOfReach, TooComplex, TooManyStates, complaint
 from constraints.regex.char_sets import (
     NUM_CODE_POINTS,
     SURROGATES,
@@ -36,7 +36,6 @@ from constraints.regex.char_sets import (
     join,
 )
 from constraints.regex.dfa import NfaBuilder
-from constraints.regex.limits import OutOfReach, TooManyStates
 from constraints.regex.syntax import (
     EMPTY,
     MAX_REPEAT,

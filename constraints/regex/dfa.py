@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.errors import ConstraintError
+from constraints.errors import ConstraintError, OutOfReach, TooManyStates
 from constraints.regex.char_sets import Partition, Ranges, complement, join
-from constraints.regex.limits import MAX_STEPS, OutOfReach, TooManyStates
 from constraints.regex.syntax import (
     ANY,
     Anchor,
@@ -41,6 +40,8 @@ from constraints.regex.syntax import (
 Steps = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
 
+# The most states times classes of characters: the size of an automaton's table.
+MAX_STEPS = 4_000_000
 # Smaller numbers are sorted in one pass.
 _SMALL = 1 << 16
 

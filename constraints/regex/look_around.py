@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from constraints.errors import TooManyStates
 from constraints.regex.char_sets import NUM_CODE_POINTS, encodable
 from constraints.regex.dfa import Automaton, automaton_of, can_reach, refined
-from constraints.regex.limits import TooManyStates
 from constraints.regex.syntax import (
     ANY,
     EMPTY,

@@ -10,8 +10,7 @@ escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without N
 """
 
 from constraints.engine import HEADER
-from constraints.errors import Contradiction, NotEnforced, complaint
-from constraints.regex.limits import OutOfReach
+from constraints.errors import Contradiction, NotEnforced, OutOfReach, complaint
 from constraints.regex.look_around import without_look_around
 from constraints.regex.syntax import (
     ANY,

@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.regex.dfa import Sources
-from constraints.regex.limits import MAX_CELLS
 from constraints.where.machine import Counter, Counts, Grid, Machine, machine_of
 from constraints.where.terms import Expression
 
@@ -34,6 +33,10 @@ Slacks = npt.NDArray[np.int32]  # [num_states, num_cells]
 
 ALWAYS = 1 << 29
 NEVER = -ALWAYS
+
+# The most states times places inside of characters, which are hundreds beside Unicode's classes,
+# times distinguished counts of all measures: tables of 120 MB.
+_MAX_CELLS = 30_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class CounterGrid:
         cells.sort(key=lambda place: -machine.counters[place].cap)
         weight = 1 if slack is None else directions[slack]
         counter_grid = cls(machine.counters, tuple(cells), slack, weight)
-        if counter_grid.num_cells * machine.num_states * num_inside > MAX_CELLS:
+        if counter_grid.num_cells * machine.num_states * num_inside > _MAX_CELLS:
             bounds = ", ".join(
                 f"{counter.measure.value} ({counter.cap})" for counter in machine.counters
             )

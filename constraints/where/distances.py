@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.regex.limits import MAX_TOKEN_STEPS
 from constraints.where.counter_grid import ALWAYS, NEVER, CounterGrid, Slacks, Ways, best_through
 from constraints.where.machine import Counter
 from constraints.where.token_transitions import ByteTable, TransitionCache
@@ -192,6 +191,10 @@ class Distances:
         return after if (slacks == after).all() else slacks
 
 
+# The most cells times ways. Beyond it completions are searched.
+_MAX_TOKEN_STEPS = 40_000_000
+
+
 def ways_of_tokens(
     counter_grid: CounterGrid,
     table: ByteTable,
@@ -220,13 +223,13 @@ def ways_of_tokens(
             found.append((np.full_like(targets, place), targets, transitions.gains[kept]))
             reached.append(targets)
             num_ways += len(targets)
-            if num_ways > MAX_TOKEN_STEPS // 8:
+            if num_ways > _MAX_TOKEN_STEPS // 8:
                 raise TooComplex("too many ways of tokens to look at")
         fresh = np.unique(np.concatenate(reached))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
     whole = map(np.concatenate, zip(*found, strict=True))
     ways = Ways.of(counter_grid, *whole, num_layer_counters=0)
-    if len(ways.sources) * counter_grid.num_cells > MAX_TOKEN_STEPS:
+    if len(ways.sources) * counter_grid.num_cells > _MAX_TOKEN_STEPS:
         raise TooComplex("too many tokens and counts to look at")
     return ways

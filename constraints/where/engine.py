@@ -12,81 +12,90 @@ Tokens can complete whatever bytes can complete, unless tokens are counted or so
 token: then a place is alive if tokens lead from it to an end, as far as distances are known.
 """
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
 from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
-from constraints.regex.char_sets import plain_places, utf8_of
+from constraints.regex.char_sets import WHITESPACE, plain_places, utf8_of
 from constraints.token_trie import PLACE_MASK, trie_of
-from constraints.vocabulary import Vocabulary
-from constraints.where.contradictions import contradiction, is_plainly_empty
+from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import Distances, ways_of_tokens
-from constraints.where.evaluate import dropped_phrases
-from constraints.where.machine import Machine, machine_of
-from constraints.where.plain_space import PlainSpace
-from constraints.where.terms import Expression
+from constraints.where.evaluate import contradiction, dropped_phrases, is_plainly_empty
+from constraints.where.machine import Machine, counter_of, machine_of
+from constraints.where.terms import Expression, Measure, text
 from constraints.where.token_transitions import ByteTable, TokenTransitions, TransitionCache
 
+Bits = npt.NDArray[np.uint8]  # by token, little-endian
 
-class ByteSteps:
-    """Immutable; shared by threads."""
-
-    def __init__(self, table: ByteTable, counter_grid: CounterGrid) -> None:
-        self._table = table
-        self._counter_grid = counter_grid
-        self._entries = table.entries.data
-        self._classes: list[int] = table.utf8.classes.tolist()
-        self._letters = _letters(self._classes)
-
-    def read(self, text: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
-        """The place and the counts behind some bytes; place 0 if they are illegal."""
-        entries = self._entries
-        classes = self._classes
-        state = packed
-        for byte in text:
-            place = state & PLACE_MASK
-            step = entries[place + classes[byte]]
-            if not step & PLACE_MASK:
-                return 0, counts
-            state = step + (state - place)
-        gains = self._table.gains_of(state)
-        held = [
-            min(count + gain, counter.cap)
-            for count, gain, counter in zip(counts, gains, self._counter_grid.counters, strict=True)
-        ]
-        return state & PLACE_MASK, held
-
-    def is_alive(self, slacks: Slacks, packed: int, counts: list[int]) -> bool:
-        """Whether the slacks of a place cover the counts."""
-        return self._counter_grid.is_within(slacks, packed // self._table.width, counts)
-
-    def only_byte(self, slacks: Slacks, packed: int, counts: list[int]) -> int | None:
-        """The only byte that leads to a live place; None: there are several or none."""
-        only: int | None = None
-        for letter, has_equals in self._letters:
-            after, counted = self.read(letter, packed, counts)
-            if after and self.is_alive(slacks, after, counted):
-                if has_equals or only is not None:
-                    return None
-                only = letter[0]
-        return only
+# Control characters that count as white space, and an escape in an expression that may name one.
+CONTROL_SPACE = "\x0b\x0c\x1c\x1d\x1e\x1f"
+_NAMING = re.compile(r"\\[xuUN0-7vf]")
+SPACE = frozenset(chr(each) for first, last in WHITESPACE for each in range(first, last + 1))
 
 
-def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
-    """A representative of each class of bytes, and whether it has equals; large classes first."""
-    likes: dict[int, list[int]] = {}
-    for byte, kind in enumerate(classes):
-        likes.setdefault(kind, []).append(byte)
-    largest_first = sorted(likes.values(), key=len, reverse=True)
-    return [(bytes(each[:1]), len(each) > 1) for each in largest_first]
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainSpace:
+    """White space that a mask would bring into a text, and the model would not write by itself.
+
+    Where a text has all the words that it may have, nothing but white space and the end may follow,
+    and a model that would rather write a word takes the first character that is left to it, such as
+    U+001E. So control characters that count as white space are masked unless the expression names
+    one or nothing else is legal; and a complete text is over where only white space could follow.
+
+    controls: the tokens with a control character; none where the expression names one
+    spaces:   the tokens of white space; None: the expression counts no words
+    """
+
+    controls: Bits
+    spaces: Bits | None
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, expression: Expression) -> "PlainSpace":
+        is_named = _NAMING.search(text(expression)) is not None
+        controls = b"(?!)" if is_named else b"(?s:.*[%b].*)" % CONTROL_SPACE.encode()
+        counts_words = counter_of(Measure.WORDS, expression) is not None
+        return cls(
+            _tokens_matching(vocabulary, controls),
+            _tokens_matching(vocabulary, _SPACES) if counts_words else None,
+        )
+
+    def cleared(self, mask: Bits, *, is_complete: bool) -> Bits:
+        """The mask without white space that nobody asked for."""
+        plain: Bits = mask & ~self.controls[: len(mask)]
+        if not is_complete:
+            return plain if plain.any() else mask
+        is_over = self.spaces is not None and not (plain & ~self.spaces[: len(mask)]).any()
+        return np.zeros_like(plain) if is_over else plain
+
+
+@kept_with_vocabulary(16)
+def _tokens_matching(vocabulary: Vocabulary, pattern: bytes) -> Bits:
+    matches = re.compile(pattern).fullmatch
+    bits = np.zeros(32 * vocabulary.num_words, dtype=np.bool_)
+    bits[: len(vocabulary.tokens)] = [
+        bool(token) and matches(token) is not None for token in vocabulary.tokens
+    ]
+    return np.packbits(bits, bitorder="little")
+
+
+def _beginning(texts: list[bytes]) -> bytes:
+    """A pattern of what any number of these texts begins with."""
+    begun = {text[:end] for text in texts for end in range(1, len(text))}
+    return b"(?:%b)*(?:%b)?" % tuple(b"|".join(map(re.escape, each)) for each in (texts, begun))
+
+
+# The last character may be incomplete.
+_SPACES = _beginning([char.encode() for char in sorted(SPACE)])
 
 
 # States whose transitions are computed while compiling, where distances do not need all of them.
@@ -121,7 +130,6 @@ class WhereLanguage:
     not_enforced: ClassVar[tuple[str, ...]] = ()
     # Tables depend on the vocabulary, so each process compiles the expression.
     translation: ClassVar[None] = None
-    # A search needs nothing but the tables.
 
     def __post_init__(self) -> None:
         self.transition_cache = TransitionCache(
@@ -130,7 +138,9 @@ class WhereLanguage:
         ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
         ends[list(self.vocabulary.end_ids)] = True
         self.end_mask = np.packbits(ends, bitorder="little")
-        self.steps = ByteSteps(self.table, self.counter_grid)
+        _, firsts, sizes = np.unique(self.table.utf8.classes, return_index=True, return_counts=True)
+        # A byte of each class, and how many it has; large classes first.
+        self._classes = sorted(zip(sizes.tolist(), firsts.tolist(), strict=True), reverse=True)
         self.tokens = self.machine.tokens
         self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.distances: Distances | None = None
@@ -168,6 +178,31 @@ class WhereLanguage:
     def knows_distances(self) -> bool:
         """Masks take account of `max_len`, and `shortest` is exact."""
         return self.distances is not None
+
+    def read(self, token: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
+        """The place and the counts behind some bytes; place 0 if they are illegal."""
+        after = self.table.read(token, packed)
+        gains = self.table.gains_of(after)
+        held = [
+            min(count + gain, counter.cap)
+            for count, gain, counter in zip(counts, gains, self.counter_grid.counters, strict=True)
+        ]
+        return after & PLACE_MASK, held
+
+    def is_alive(self, slacks: Slacks, packed: int, counts: list[int]) -> bool:
+        """Whether the slacks of a place cover the counts."""
+        return self.counter_grid.is_within(slacks, packed // self.table.width, counts)
+
+    def only_byte(self, packed: int, counts: list[int]) -> int | None:
+        """The only byte that leads to a live place; None: there are several or none."""
+        only: int | None = None
+        for size, byte in self._classes:
+            after, counted = self.read(bytes([byte]), packed, counts)
+            if after and self.is_alive(self.coaccessible_slacks, after, counted):
+                if size > 1 or only is not None:
+                    return None
+                only = byte
+        return only
 
     def matcher(self) -> "WhereMatcher":
         """A matcher at the beginning of an output."""
@@ -245,62 +280,40 @@ class WhereMatcher:
             self._transitions = self._language.transition_cache.transitions(self._place)
         return self._transitions
 
-    def is_alive(self, slacks: Slacks) -> bool:
-        """Whether the counts are within the slacks of this place."""
-        return self._language.steps.is_alive(slacks, self._packed, self.counts)
-
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken."""
-        after = self._after(token_id, self._packed, self.counts, self.made_len)
-        if self._has_ended or after is None:
-            raise IllegalToken(f"token {token_id} cannot follow")
-        packed, self.counts = after
-        self._complete = self._transitions = None
-        if token_id in self._language.vocabulary.end_ids:
+        language = self._language
+        tokens = language.vocabulary.tokens
+        if token_id in language.vocabulary.end_ids and self.is_complete and not self._has_ended:
             self._has_ended = True
             return
+        token = tokens[token_id] if 0 <= token_id < len(tokens) and not self._has_ended else b""
+        packed, counts = language.read(token, self._packed, self.counts)
+        slacks = language.slacks(self.made_len + 1, None)
+        if not token or not language.is_alive(slacks, packed, counts):
+            raise IllegalToken(f"token {token_id} cannot follow")
         self._packed = packed
+        self.counts = counts
         self.made_len += 1
+        self._complete = self._transitions = None
 
-    def _after(
-        self, token_id: int, packed: int, counts: list[int], made_len: int
-    ) -> tuple[int, list[int]] | None:
-        """The place and the counts behind a legal token; None for other tokens."""
+    def _holds(self, packed: int, counts: list[int]) -> bool:
+        """Whether a text with as many tokens as this one is in the language there."""
         language = self._language
-        if not 0 <= token_id < len(language.vocabulary.tokens):
-            return None
-        if token_id in language.vocabulary.end_ids:
-            return (packed, counts) if self._holds(packed, counts, made_len) else None
-        token = language.vocabulary.tokens[token_id]
-        if not token:
-            return None
-        packed, counts = language.steps.read(token, packed, counts)
-        slacks = language.slacks(made_len + 1, None)
-        return (packed, counts) if language.steps.is_alive(slacks, packed, counts) else None
-
-    def _holds(self, packed: int, counts: list[int], made_len: int) -> bool:
-        language = self._language
-        tokens = self._language.tokens
+        tokens = language.tokens
         segment = (
-            0 if tokens is None else int(np.searchsorted(tokens.boundaries, made_len, "right"))
+            0 if tokens is None else int(np.searchsorted(tokens.boundaries, self.made_len, "right"))
         )
-        return language.steps.is_alive(language.accepted[segment], packed, counts)
+        return language.is_alive(language.accepted[segment], packed, counts)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted one after the other; changes nothing."""
-        packed = self._packed
-        counts = self.counts
-        made_len = self.made_len
-        if self._has_ended:
-            return 0
+        ahead = self.fork()
         for num_accepted, token_id in enumerate(token_ids):
-            after = self._after(token_id, packed, counts, made_len)
-            if after is None:
+            try:
+                ahead.advance(token_id)
+            except IllegalToken:
                 return num_accepted
-            if token_id in self._language.vocabulary.end_ids:
-                return num_accepted + 1
-            packed, counts = after
-            made_len += 1
         return len(token_ids)
 
     def deterministic_suffix(self) -> bytes:
@@ -316,12 +329,12 @@ class WhereMatcher:
             return b""
         is_complete = self.is_complete
         while len(forced) < _MAX_FORCED and not is_complete:
-            following = language.steps.only_byte(language.coaccessible_slacks, packed, counts)
+            following = language.only_byte(packed, counts)
             if following is None:
                 break
             forced.append(following)
-            packed, counts = language.steps.read(bytes([following]), packed, counts)
-            is_complete = self._holds(packed, counts, self.made_len)
+            packed, counts = language.read(bytes([following]), packed, counts)
+            is_complete = self._holds(packed, counts)
         return bytes(forced)
 
     def shortest(
@@ -334,10 +347,28 @@ class WhereMatcher:
         """
         if self._has_ended:
             return ()
-        language = self._language
-        if language.distances is not None:
-            return _shortest_by_distances(self, language.distances, max_len)
-        return self._greedy(max_len)
+        distances = self._language.distances
+        if distances is None:
+            return self._greedy(max_len)
+        needed = bisect_left(
+            range(max_len + 1),
+            True,
+            key=lambda length: self._language.is_alive(
+                distances.within(self.made_len, length), self._packed, self.counts
+            ),
+        )
+        if needed > max_len:
+            return None
+        completion: list[int] = []
+        ahead = self.fork()
+        for left in range(needed - 1, -1, -1):
+            transitions = ahead.transitions()
+            slacks = distances.within(ahead.made_len + 1, left)
+            token_id = transitions.first_token(transitions.legal(slacks, ahead.counts))
+            assert token_id is not None, "a text that can be completed has a next token"
+            ahead.advance(token_id)
+            completion.append(token_id)
+        return tuple(completion)
 
     def _greedy(self, max_len: int) -> tuple[int, ...] | None:
         """A completion whose tokens count as much as possible, with a searched one behind them."""
@@ -364,7 +395,7 @@ class WhereMatcher:
     def is_complete(self) -> bool:
         """Whether the text so far is in the language."""
         if self._complete is None:
-            self._complete = self._holds(self._packed, self.counts, self.made_len)
+            self._complete = self._holds(self._packed, self.counts)
         return self._complete
 
     @property
@@ -378,37 +409,6 @@ class WhereMatcher:
         return not self.transitions().legal(slacks, self.counts).any()
 
 
-def _shortest_by_distances(
-    state: "WhereMatcher", distances: Distances, max_len: int
-) -> tuple[int, ...] | None:
-    """The fewest tokens that complete the text, plain tokens first; None: more than `max_len`."""
-    needed = _smallest(
-        lambda length: state.is_alive(distances.within(state.made_len, length)), max_len
-    )
-    if needed is None:
-        return None
-    tokens: list[int] = []
-    ahead = state.fork()
-    for left in range(needed - 1, -1, -1):
-        token_id = _next(ahead, distances.within(ahead.made_len + 1, left))
-        assert token_id is not None, "a text that can be completed has a next token"
-        ahead.advance(token_id)
-        tokens.append(token_id)
-    return tuple(tokens)
-
-
-def _next(state: "WhereMatcher", slacks: Slacks) -> int | None:
-    """The plainest token behind which the counts are within the slacks."""
-    transitions = state.transitions()
-    return transitions.first_token(transitions.legal(slacks, state.counts))
-
-
-def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
-    """The smallest number that is enough (as all above it are); None: `limit` is not enough."""
-    found = bisect_left(range(limit + 1), True, key=is_enough)
-    return found if found <= limit else None
-
-
 def compile_where(
     expression: Expression,
     vocabulary: Vocabulary,
@@ -420,30 +420,13 @@ def compile_where(
     is_plain: masks bring no white space into a text that the model would not write
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
-    plain_space = PlainSpace.of(vocabulary, expression) if is_plain else None
-    language = _language(expression, vocabulary, plain_space)
-    if language is not None:
-        return language
-    error = contradiction(expression)
-    if not alphabet_of(vocabulary).spells_utf8 and not is_plainly_empty(expression):
-        what = "the model has no tokens that spell such a text"
-        raise Contradiction(f"{error}: {what}", error.parts)
-    raise error
-
-
-def _language(
-    expression: Expression,
-    vocabulary: Vocabulary,
-    plain_space: PlainSpace | None = None,
-) -> WhereLanguage | None:
-    """None if nothing satisfies the expression."""
     machine = machine_of(expression)
     # Characters without a step from any state need no places for their bytes.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
     counter_grid = CounterGrid.of(machine, utf8.num_places)
     by_state = counter_grid.coaccessible(machine)
     if by_state is None:
-        return None
+        raise contradiction(expression)
     table = ByteTable.of(machine, utf8, trie_of(vocabulary).max_token_len)
     language = WhereLanguage(
         vocabulary=vocabulary,
@@ -454,10 +437,13 @@ def _language(
         coaccessible_slacks=table.spread(machine, counter_grid, by_state),
         expression=expression,
         dropped_phrases=dropped_phrases(expression),
-        plain_space=plain_space,
+        plain_space=PlainSpace.of(vocabulary, expression) if is_plain else None,
     )
-    if not language.follows_bytes:
-        start = table.start // table.width
-        if not counter_grid.is_within(language.slacks(0, None), start, [0] * len(machine.counters)):
-            return None
-    return language
+    start = [0] * len(machine.counters)
+    if language.follows_bytes or language.is_alive(language.slacks(0, None), table.start, start):
+        return language
+    error = contradiction(expression)
+    if not alphabet_of(vocabulary).spells_utf8 and not is_plainly_empty(expression):
+        what = "the model has no tokens that spell such a text"
+        raise Contradiction(f"{error}: {what}", error.parts)
+    raise error

@@ -1,4 +1,4 @@
-"""Evaluates expressions on texts with Python's own functions: the definition of their meaning.
+"""The meaning of expressions, by Python's own functions; and which of them nothing satisfies.
 
 characters  code points: len(text)
 words       parts of text.split(): runs of other characters than whitespace, also Unicode's
@@ -11,7 +11,10 @@ patterns    re.fullmatch without flags: "." is no newline, classes like \\d are 
 import operator
 import re
 from collections.abc import Callable
+from functools import lru_cache
+from time import thread_time
 
+from constraints.errors import Contradiction, OutOfReach, TooComplex
 from constraints.where.terms import (
     And,
     Compare,
@@ -30,6 +33,10 @@ from constraints.where.terms import (
     StartsWith,
     StopsAt,
     StopsBefore,
+    all_of,
+)
+from constraints.where.terms import (
+    text as text_of,
 )
 
 _RELATIONS: dict[Relation, Callable[[int, int], bool]] = {
@@ -148,3 +155,67 @@ def dropped_phrases(expression: Expression) -> tuple[str, ...]:
             return tuple(dict.fromkeys(each for part in parts for each in dropped_phrases(part)))
         case _:
             return ()
+
+
+# A query has the same conditions again and again.
+@lru_cache(maxsize=256)
+def is_plainly_empty(expression: Expression) -> bool:
+    """Whether no text satisfies the expression; False where that is not known.
+
+    Takes milliseconds.
+    """
+    # Clients that ask nothing do without numpy.
+    from constraints.where.counter_grid import is_empty  # noqa: PLC0415
+
+    try:
+        return is_empty(expression)
+    except (OutOfReach, TooComplex):
+        return False
+
+
+# The most CPU seconds for leaving out what a contradiction does not need.
+_MAX_S = 0.5
+# Of more parts than these only the first are named in a message.
+_MAX_NAMED = 20
+
+
+def contradiction(expression: Expression) -> Contradiction:
+    """The error for an expression that nothing satisfies."""
+    parts = _excluding_each_other(expression)
+    listed = [f"`{part}`" for part in map(text_of, parts)]
+    if len(listed) == 1:
+        what = listed[0]
+    elif len(listed) > _MAX_NAMED:
+        what = f"all of {', '.join(listed[:_MAX_NAMED])} and {len(listed) - _MAX_NAMED} others"
+    else:
+        what = f"both {', '.join(listed[:-1])} and {listed[-1]}"
+    return Contradiction(f"nothing satisfies {what}", tuple(map(text_of, parts)))
+
+
+def _excluding_each_other(expression: Expression) -> list[Expression]:
+    """The parts that nothing satisfies together, without others as far as time allows.
+
+    All of them where tokens matter, which texts alone do not show.
+    """
+    parts = list(top_parts(expression))
+    if not is_plainly_empty(expression):
+        return parts
+    began = thread_time()
+    num_left_out = len(parts) // 2
+    while num_left_out:
+        start = 0
+        while start < len(parts) and thread_time() - began < _MAX_S:
+            fewer = parts[:start] + parts[start + num_left_out :]
+            if fewer and is_plainly_empty(all_of(fewer)):
+                parts = fewer
+            else:
+                start += num_left_out
+        num_left_out //= 2
+    return parts
+
+
+def top_parts(expression: Expression) -> tuple[Expression, ...]:
+    """The parts of the top-level `and`, with chained comparisons split."""
+    if not isinstance(expression, And):
+        return (expression,)
+    return tuple(part for joined in expression.parts for part in top_parts(joined))

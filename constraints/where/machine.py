@@ -32,9 +32,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from constraints.errors import TooComplex
+from constraints.errors import OutOfReach, TooComplex, TooManyStates
 from constraints.regex.char_sets import WHITESPACE, Partition, join
 from constraints.regex.dfa import (
+    MAX_STEPS,
     Automaton,
     Flags,
     Steps,
@@ -43,10 +44,8 @@ from constraints.regex.dfa import (
     numbered,
     refined,
 )
-from constraints.regex.limits import MAX_COUNT, MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.regex.writing import between
-from constraints.where.contradictions import top_parts
-from constraints.where.evaluate import dropped_phrases, related
+from constraints.where.evaluate import dropped_phrases, related, top_parts
 from constraints.where.terms import (
     And,
     Compare,
@@ -68,6 +67,11 @@ from constraints.where.terms import (
     all_of,
     any_of,
 )
+
+# The most states of an expression's machine, over characters. Larger ones use another engine.
+_MAX_STATES = 20_000
+# The largest bound that is counted towards.
+_MAX_COUNT = 1_000_000
 
 
 def words() -> Automaton:
@@ -281,8 +285,8 @@ def counter_of(measure: Measure, expression: Expression) -> Counter | None:
         for shift in _BOUNDARIES[atom.relation]
     }
     above = sorted(cut for cut in boundaries if cut > 0)
-    if above and above[-1] > MAX_COUNT:
-        raise TooComplex(f"{measure.value} is compared with more than {MAX_COUNT}")
+    if above and above[-1] > _MAX_COUNT:
+        raise TooComplex(f"{measure.value} is compared with more than {_MAX_COUNT}")
     return Counter(measure, tuple(above)) if above else None
 
 
@@ -550,7 +554,7 @@ class _Joint:
             known = np.insert(known, places[fresh], unique[fresh])
             numbers = np.insert(numbers, places[fresh], ids[fresh])
             num_rows += len(fresh)
-            if num_rows > MAX_STATES or num_rows * num_labels > MAX_STEPS:
+            if num_rows > _MAX_STATES or num_rows * num_labels > MAX_STEPS:
                 raise TooManyStates(f"more than {num_rows} states")
         dead = np.zeros((1, len(self._members)), dtype=np.int32)
         return np.concatenate([dead, *found]), np.concatenate(steps)
@@ -627,7 +631,7 @@ def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     num_nodes = len(following)
     num_labels = columns.shape[1]
     total = num_states * (num_nodes + 1)
-    if total > MAX_STATES or num_states * num_nodes * num_labels > MAX_STEPS:
+    if total > _MAX_STATES or num_states * num_nodes * num_labels > MAX_STEPS:
         raise OutOfReach("too many states before phrases")
     # By node, the states behind its prefix and what they have counted, from every state.
     labels = [0, *(machine.partition.label_of(ord(char)) for char in trie.chars)]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from constraints.errors import TooManyStates
 from constraints.regex.char_sets import Utf8
-from constraints.regex.limits import MAX_NODES, TooManyStates
 from constraints.token_trie import (
     PLACE_BITS,
     PLACE_MASK,
@@ -32,6 +32,8 @@ from constraints.where.machine import Counts, Machine
 
 GAIN_BITS = 12
 _GAIN_MASK = (1 << GAIN_BITS) - 1
+# The most states times places inside of characters: the size of a byte table.
+_MAX_PLACES = 60_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +54,7 @@ class ByteTable:
         width = utf8.labels.shape[1]
         num_places = machine.num_states * inside
         gain = _most_gained(machine, max_token_len)
-        if num_places > MAX_NODES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:
+        if num_places > _MAX_PLACES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:
             raise TooManyStates(f"{num_places} places, {gain} counts in a token")
         shifts = PLACE_BITS + GAIN_BITS * np.arange(len(machine.counters), dtype=np.int64)
         states = np.arange(machine.num_states, dtype=np.int64)
@@ -100,6 +102,18 @@ class ByteTable:
         """The gains in packed states, [..., num_counters]."""
         shifts = PLACE_BITS + GAIN_BITS * np.arange(self.num_counters, dtype=np.int64)
         return (packed[..., None] >> shifts) & _GAIN_MASK
+
+    def read(self, text: bytes, packed: int) -> int:
+        """The packed state behind some bytes; 0 if they are illegal."""
+        entries = self.entries.data
+        classes = self.utf8.classes.tobytes()
+        for byte in text:
+            place = packed & PLACE_MASK
+            step = entries[place + classes[byte]]
+            if not step & PLACE_MASK:
+                return 0
+            packed += step - place
+        return packed
 
     def gains_of(self, packed: int) -> list[int]:
         """The gains in one packed state, by counter."""
@@ -288,9 +302,7 @@ class TransitionCache:
         transitions = self._transitions.get(place)
         if transitions is not None:
             return transitions
-        transitions = TokenTransitions(
-            actions, index, self._table, self._counter_grid, self._trie
-        )
+        transitions = TokenTransitions(actions, index, self._table, self._counter_grid, self._trie)
         self._transitions[place] = transitions
         self._num_bytes += transitions.num_bytes
         while self._num_bytes > _MAX_TRANSITIONS_BYTES and len(self._transitions) > 1:

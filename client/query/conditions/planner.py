@@ -39,8 +39,7 @@ from client.query.conditions.patterns import numerals_among
 from client.query.conditions.terms import Term, Value, rename_subject, written
 from client.query.errors import BadCondition, ProgramFailed, Unsatisfiable
 from constraints.where import terms as where
-from constraints.where.contradictions import contradiction, is_plainly_empty, top_parts
-from constraints.where.evaluate import holds
+from constraints.where.evaluate import contradiction, holds, is_plainly_empty, top_parts
 
 
 class StopMode(Enum):

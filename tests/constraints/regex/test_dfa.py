@@ -7,9 +7,8 @@ from itertools import product
 import pytest
 
 from constraints.compiler import Compiler
-from constraints.errors import Contradiction, NotEnforced
+from constraints.errors import Contradiction, NotEnforced, OutOfReach
 from constraints.regex.dfa import matches
-from constraints.regex.limits import OutOfReach
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import accepts, takes

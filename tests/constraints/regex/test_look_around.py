@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from constraints.engine import HEADER, GrammarLanguage
-from constraints.errors import NotEnforced
+from constraints.errors import NotEnforced, OutOfReach
 from constraints.regex.char_sets import Partition
 from constraints.regex.dfa import Automaton
-from constraints.regex.limits import OutOfReach
 from constraints.regex.look_around import conjuncts, pattern_of
 from constraints.regex.syntax import Pattern
 from constraints.regex.writing import searching, written

@@ -43,6 +43,9 @@ from constraints.where.terms import (
     StopsAt,
     StopsBefore,
 )
+from constraints.where.terms import (
+    text as text_of,
+)
 
 SURROGATES = (0xD800, 0xE000)
 # After these not every continuation byte may follow.
@@ -408,8 +411,9 @@ class PlainOracle(Oracle):
         self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
     ) -> None:
         super().__init__(expression, tokens, end_ids)
-        named = {char for leaf in self._leaves for char in _said(leaf)}
-        controls = {char.encode() for char in "\x0b\x0c\x1c\x1d\x1e\x1f" if char not in named}
+        # An escape may name one of them, in a phrase or in a pattern.
+        may_name = re.search(r"\\[xuUN0-7vf]", text_of(expression)) is not None
+        controls = () if may_name else tuple(bytes([byte]) for byte in b"\x0b\x0c\x1c\x1d\x1e\x1f")
         self._controls = frozenset(
             token_id
             for token_id, token in enumerate(tokens)
@@ -438,18 +442,6 @@ def _is_space(token: bytes) -> bool:
     spaces = {chr(point) for point in range(0x3001) if chr(point).isspace()}
     is_begun = not tail or any(char.encode().startswith(tail) for char in spaces)
     return is_begun and spaces.issuperset(text)
-
-
-def _said(atom: Expression) -> str:
-    """The characters that an atom names."""
-    match atom:
-        case OneOf(phrases) | StartsWith(phrases) | EndsWith(phrases):
-            return "".join(phrases)
-        case StopsAt(phrases) | StopsBefore(phrases):
-            return "".join(phrases)
-        case Contains(text) | Matches(text):
-            return text
-    return ""
 
 
 class Search:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.where.contradictions import is_plainly_empty
-from constraints.where.evaluate import holds
+from constraints.where.evaluate import holds, is_plainly_empty
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, OneOf, text
 from tests.constraints.where.expressions import conditions, texts

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.compiler import Compiler
-from constraints.errors import Contradiction, IllegalToken, TooComplex
+from constraints.errors import Contradiction, IllegalToken, OutOfReach, TooComplex
 from constraints.output_constraint import OutputConstraintState
-from constraints.regex.limits import OutOfReach
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import trie_of
 from constraints.vocabulary import Vocabulary

@@ -93,15 +93,19 @@ def test_long_texts_compile_in_a_time_that_grows_with_them() -> None:
 )
 def test_what_is_told_of_bytes_is_what_each_of_them_does(written: str) -> None:
     language = compiled(written)
-    steps, live = language.steps, language.coaccessible_slacks
+    live = language.coaccessible_slacks
     draw = random.Random(0)
     for _ in range(20):
         packed, counts = language.table.start, [0] * len(language.counter_grid.counters)
         for _ in range(12):
-            after = {byte: steps.read(bytes([byte]), packed, counts) for byte in range(256)}
-            alive = [b for b, (to, held) in after.items() if to and steps.is_alive(live, to, held)]
+            after = {byte: language.read(bytes([byte]), packed, counts) for byte in range(256)}
+            alive = [
+                byte
+                for byte, (to, held) in after.items()
+                if to and language.is_alive(live, to, held)
+            ]
 
-            assert steps.only_byte(live, packed, counts) == (alive[0] if len(alive) == 1 else None)
+            assert language.only_byte(packed, counts) == (alive[0] if len(alive) == 1 else None)
 
             if not alive:
                 break
@@ -128,12 +132,12 @@ def test_inside_of_characters_no_step_of_a_byte_is_missing(written: str) -> None
 
 def test_several_bytes_read_at_once_lead_where_they_do_one_by_one() -> None:
     language = compiled('len(words(X)) > 2 and len(X) < 20 and "b" in X')
-    steps, start = language.steps, (language.table.start, [0] * len(language.counter_grid.counters))
+    start = (language.table.start, [0] * len(language.counter_grid.counters))
     for text in map("".join, itertools.product("ab ", repeat=4)):
         one_by_one = start
         for letter in text.encode():
-            one_by_one = steps.read(bytes([letter]), *one_by_one)
-        assert steps.read(text.encode(), *start) == one_by_one
+            one_by_one = language.read(bytes([letter]), *one_by_one)
+        assert language.read(text.encode(), *start) == one_by_one
 
 
 ATOMS = (

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, TooComplex
-from constraints.where.contradictions import contradiction
-from constraints.where.evaluate import holds
+from constraints.where.evaluate import contradiction, holds
 from constraints.where.functions import FUNCTIONS
 from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, parse
 from constraints.where.terms import (
