@@ -4,31 +4,290 @@ Conditions are Python's but for AND, OR, NOT and IN in capitals, and line ends, 
 So Python gets the same text on one line, with every character in its place: capitals are small,
 names are ASCII, and strings have their length alone. Places in its tree are places in the text;
 names and strings are read there. What no condition has, it never sees: other signs, other numbers.
+
+What stands in a condition are operands, and functions that make operands of operands:
+
+    Operand = Subject | TextParts | Measure | int | str | tuple[str, ...] | Expression
+
+A wrong argument raises a Mismatch with its index, which becomes an error with its place.
 """
 
 import ast
 import re
+from dataclasses import dataclass
 
 from constraints.errors import Malformed, TooComplex, complaint, nearest, short
-from constraints.where.functions import (
-    FUNCTIONS,
-    Mismatch,
-    Operand,
-    Subject,
-    compared,
-    condition,
-    contained,
-    described,
-    distinct,
-    find,
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Contains,
+    EndsWith,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    Not,
+    OneOf,
+    Or,
+    Relation,
+    StartsWith,
+    StopsAt,
+    StopsBefore,
+    all_of,
 )
-from constraints.where.terms import And, Constant, Expression, Not, Or, Relation, all_of
 
 MAX_TEXT_LEN = 100_000  # characters
 MAX_DEPTH = 64  # conditions, calls and `not` within each other
 MAX_TERMS = 1_000  # comparisons and calls
 # Numbers are compared as 64-bit integers.
 MAX_DIGITS = 18
+
+
+class Mismatch(Exception):
+    """Operands that cannot be combined in this way; `hint` says what is possible.
+
+    argument: the index of the wrong argument, None: the whole expression
+    offset:   the place in it, in characters of its value
+    """
+
+    def __init__(
+        self,
+        what: str,
+        hint: str | None = None,
+        argument: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.hint = hint
+        self.argument = argument
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The output."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """The parts of the output, such as `words(X)`, which only `len(...)` can count."""
+
+    measure: Measure
+    name: str
+
+
+Operand = Subject | TextParts | Measure | int | str | tuple[str, ...] | Expression
+
+# What a relation is called where its sides are exchanged.
+_MIRRORED = {
+    Relation.LT: Relation.GT,
+    Relation.LE: Relation.GE,
+    Relation.GT: Relation.LT,
+    Relation.GE: Relation.LE,
+    Relation.EQ: Relation.EQ,
+    Relation.NE: Relation.NE,
+}
+
+
+def _about(operand: Operand) -> tuple[str, str]:
+    """The operand for an error message, and what it is for."""
+    match operand:
+        case Subject():
+            usage = (
+                'compare it, as in X == "yes" or X in ["a", "b"];'
+                " len(X) is its length, int(X) its value as a number"
+            )
+            return "the output", usage
+        case TextParts(name=name):
+            return f"{name}(X)", f"write len({name}(X))"
+        case Measure():
+            return operand.value, f"compare it, as in {operand.value} < 40"
+        case int():
+            usage = 'compared with len(X) or int(X); numbers in texts are strings: "7"'
+            return "a number", usage
+        case str():
+            return "a string", 'as in X == "yes" or "a" in X'
+        case tuple():
+            return "a list", 'as in X in ["a", "b"]; for one of several, "a" in X or "b" in X'
+        case IsFloat():
+            return "a condition", "only int(X) is compared with numbers"
+    return "a condition", "conditions are joined by `and`, `or` and `not`"
+
+
+def described(operand: Operand) -> str:
+    """The operand for an error message."""
+    return _about(operand)[0]
+
+
+def _mismatch(left: Operand, verb: str, right: Operand) -> Mismatch:
+    """The error that `left` cannot be combined with `right`; hints about both."""
+    for operand in (left, right):
+        if isinstance(operand, TextParts):
+            return _alone(operand)
+    usages = dict(map(_about, (left, right)))
+    return Mismatch(
+        f"{described(left)} cannot be {verb} {described(right)}",
+        "\n".join(f"{operand}: {usage}" for operand, usage in usages.items()),
+    )
+
+
+def _alone(operand: Operand) -> Mismatch:
+    what, usage = _about(operand)
+    is_part = isinstance(operand, TextParts)
+    return Mismatch(
+        f"{what} {'can only be counted' if is_part else 'alone is no condition'}", usage
+    )
+
+
+def condition(operand: Operand) -> Expression:
+    """The operand as a condition of its own. Raises Mismatch."""
+    match operand:
+        case Measure.INT:
+            return IsInt()
+        case TextParts() | Subject() | Measure() | int() | str() | tuple():
+            raise _alone(operand)
+    return operand
+
+
+def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
+    """What `left relation right` means. Raises Mismatch."""
+    is_equality = relation in (Relation.EQ, Relation.NE)
+    match left, right:
+        case Measure() as measure, int(bound):
+            return Compare(measure, relation, bound)
+        case int(bound), Measure() as measure:
+            return Compare(measure, _MIRRORED[relation], bound)
+        case (Subject(), str(value)) | (str(value), Subject()) if is_equality:
+            equal = OneOf((value,))
+            return equal if relation is Relation.EQ else Not(equal)
+    verb = "compared with" if is_equality else f"compared by `{relation.value}` with"
+    raise _mismatch(left, verb, right)
+
+
+def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def contained(left: Operand, right: Operand) -> Expression:
+    """What `left in right` means. Raises Mismatch."""
+    match left, right:
+        case Subject(), tuple(values):
+            return OneOf(distinct(values))
+        case str(phrase), Subject():
+            return Contains(phrase)
+    raise _mismatch(left, "looked for in", right)
+
+
+# The functions, and how they are used.
+FUNCTIONS = {
+    "len": "len(X), len(words(X)), len(sentences(X)) or len(tokens(X))",
+    "words": "len(words(X))",
+    "sentences": "len(sentences(X))",
+    "tokens": "len(tokens(X))",
+    "characters": "len(characters(X))",
+    "chars": "len(chars(X))",
+    "int": "int(X), alone or compared, as in 1 <= int(X) <= 5",
+    "float": "float(X)",
+    "starts_with": 'starts_with(X, "a"), starts_with(X, ["a", "b"])',
+    "ends_with": 'ends_with(X, "a"), ends_with(X, ["a", "b"])',
+    "stops_at": 'stops_at(X, "."), stops_at(X, ".", "!")',
+    "stops_before": 'stops_before(X, "\\n"), stops_before(X, ".", "!")',
+    "regex": "regex(X, r'[a-z]+')",
+    "set": 'set(["a", "b"])',
+}
+# What those make whose only argument is the output.
+_OF_OUTPUT: dict[str, Operand] = {
+    "words": TextParts(Measure.WORDS, "words"),
+    "sentences": TextParts(Measure.SENTENCES, "sentences"),
+    "tokens": TextParts(Measure.TOKENS, "tokens"),
+    "characters": TextParts(Measure.CHARS, "characters"),
+    "chars": TextParts(Measure.CHARS, "chars"),
+    "int": Measure.INT,
+    "float": IsFloat(),
+}
+_WITH_PHRASES = ("starts_with", "ends_with", "stops_at", "stops_before")
+Arguments = tuple[Operand, ...]
+
+
+def function_of(name: str) -> str | None:
+    """The function of that name, or of LMQL's name in capitals."""
+    known = name.lower() in FUNCTIONS and name in (name.lower(), name.upper())
+    return name.lower() if known else None
+
+
+def applied(function: str, arguments: Arguments) -> Operand:
+    """What a function makes of operands. Raises Mismatch."""
+    num_wanted = 2 if function == "regex" else 1
+    if len(arguments) < num_wanted:
+        raise Mismatch("an argument is missing")
+    if len(arguments) > num_wanted and function not in _WITH_PHRASES:
+        raise Mismatch("this argument is one too many", argument=num_wanted)
+    first = arguments[0]
+    if function == "set":
+        if not isinstance(first, tuple):
+            raise Mismatch(f"a set is made of a list, not of {described(first)}", argument=0)
+        return distinct(first)
+    if function == "len":
+        if isinstance(first, TextParts):
+            return first.measure
+        if not isinstance(first, Subject):
+            raise Mismatch(f"{described(first)} has no length", argument=0)
+        return Measure.CHARS
+    if not isinstance(first, Subject):
+        what = f"the first argument is the output, not {described(first)}"
+        raise Mismatch(what, argument=0)
+    match function:
+        case "regex":
+            return Matches(_pattern(arguments[1]))
+        case "starts_with":
+            return StartsWith(_phrases(arguments))
+        case "ends_with":
+            return EndsWith(_phrases(arguments))
+        case "stops_at":
+            return StopsAt(_stop_phrases(arguments))
+        case "stops_before":
+            return StopsBefore(_stop_phrases(arguments))
+    return _OF_OUTPUT[function]
+
+
+def _pattern(operand: Operand) -> str:
+    if not isinstance(operand, str):
+        raise Mismatch(f"the pattern is a string, not {described(operand)}", argument=1)
+    try:
+        re.compile(operand)
+    except re.error as error:
+        raise Mismatch(f"the pattern is wrong: {error.msg}", argument=1, offset=error.pos) from None
+    except OverflowError:
+        raise Mismatch("the pattern repeats something too often", argument=1) from None
+    except RecursionError:
+        raise Mismatch("the pattern is nested too deeply", argument=1) from None
+    return operand
+
+
+def _phrases(arguments: Arguments) -> tuple[str, ...]:
+    """The arguments behind the output: strings, or one list of strings."""
+    if len(arguments) < 2:
+        raise Mismatch("the phrase is missing")
+    if len(arguments) == 2 and isinstance(arguments[1], tuple):
+        return distinct(arguments[1])
+    phrases = []
+    for index, phrase in enumerate(arguments[1:], start=1):
+        if not isinstance(phrase, str):
+            raise Mismatch(f"a phrase is a string, not {described(phrase)}", argument=index)
+        phrases.append(phrase)
+    return distinct(tuple(phrases))
+
+
+def _stop_phrases(arguments: Arguments) -> tuple[str, ...]:
+    phrases = _phrases(arguments)
+    if not phrases:
+        raise Mismatch("one phrase or more is needed to stop", argument=1)
+    if "" in phrases:
+        raise Mismatch("an empty phrase would stop every output at once", argument=1)
+    return phrases
+
 
 _PIECE = re.compile(
     r"""
@@ -298,9 +557,10 @@ class _Parser:
 
     def _name(self, node: ast.Name) -> Operand:
         name = self._written(node)
-        function = find(name)
+        function = function_of(name)
         if function and self._subject != name:
-            raise self._wrong_at(node, f"`{name}` is a function", f"write {function.usage}")
+            usage = f"write {FUNCTIONS[function]}"
+            raise self._wrong_at(node, f"`{name}` is a function", usage)
         if self._subject not in (None, name):
             subject = short(str(self._subject))
             raise self._wrong_at(
@@ -313,7 +573,7 @@ class _Parser:
 
     def _call(self, node: ast.Call, depth: int) -> Operand:
         name = self._written(node.func)
-        function = find(name)
+        function = function_of(name)
         if function is None:
             hint = _ELSEWHERE.get(name.lower())
             if hint is None:
@@ -323,13 +583,13 @@ class _Parser:
         self._count_term()
         arguments = tuple(self._operand(argument, depth + 1) for argument in node.args)
         try:
-            return function.apply(arguments)
+            return applied(function, arguments)
         except Mismatch as mismatch:
             start, end = self._place(node)
             if mismatch.argument is not None:
                 wrong = node.args[min(mismatch.argument, len(node.args) - 1)]
                 start, end = self._place_in(wrong, mismatch.offset)
-            hint = mismatch.hint or f"as in {function.usage}"
+            hint = mismatch.hint or f"as in {FUNCTIONS[function]}"
             raise self._wrong(start, end, str(mismatch), hint) from None
 
     # Places and errors

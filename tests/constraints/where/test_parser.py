@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, TooComplex
 from constraints.where.evaluate import contradiction, holds
-from constraints.where.functions import FUNCTIONS
-from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, parse
+from constraints.where.parser import FUNCTIONS, MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, parse
 from constraints.where.terms import (
     And,
     Compare,
