@@ -28,7 +28,6 @@ from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
 from constraints.grammars.lark import Word, special_id, words
 from constraints.guiding.completion import CompletionHints
-from constraints.regex.look_around import conjuncts, looks_around
 from constraints.regex.syntax import (
     Chars,
     Choice,
@@ -40,7 +39,7 @@ from constraints.regex.syntax import (
     has,
     parse,
 )
-from constraints.regex.writing import matching, searching
+from constraints.regex.writing import conjuncts, looks_around, matching, searching
 from constraints.schema.reading import Json
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import mark_of

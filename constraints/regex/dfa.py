@@ -13,6 +13,10 @@ all of its lookaheads may still be kept, so several that begin within one make i
 
 Automata over characters are small, deterministic and complete: every state has a step for every
 character. State 0 is the start.
+
+The pattern of an automaton: its states are left out one after the other, the cheapest first.
+J. A. Brzozowski and E. J. McCluskey, "Signal flow graph techniques for sequential circuit state
+diagrams", 1963.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import ConstraintError, OutOfReach, TooManyStates
-from constraints.regex.char_sets import Partition, Ranges, complement, join
+from constraints.regex.char_sets import (
+    NUM_CODE_POINTS,
+    Partition,
+    Ranges,
+    complement,
+    encodable,
+    join,
+)
 from constraints.regex.syntax import (
     ANY,
+    EMPTY,
     Anchor,
     Chars,
     Choice,
@@ -34,6 +46,8 @@ from constraints.regex.syntax import (
     Look,
     Pattern,
     Repeat,
+    concat,
+    options_of,
     parse,
 )
 
@@ -506,4 +520,124 @@ def _bits(states: int) -> list[int]:
         lowest = states & -states
         found.append(lowest.bit_length() - 1)
         states ^= lowest
+    return found
+
+
+# The most states of an automaton that becomes a pattern.
+_MAX_LIVE_STATES = 200
+# The most sets of characters in what leads from one state to another.
+_MAX_SIZE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What leads from one state to another. `size`: its sets of characters."""
+
+    pattern: Pattern
+    size: int
+
+
+_NOTHING = _Part(EMPTY, 0)
+
+
+def pattern_of(automaton: Automaton) -> Pattern | None:
+    """The pattern of the texts that it accepts. None: there are none. Raises OutOfReach."""
+    _, kinds = np.unique(automaton.accepts, return_inverse=True)
+    blocks = refined(kinds.astype(np.int64), automaton.steps)
+    _, first = np.unique(blocks, return_index=True)
+    steps = blocks[automaton.steps[first]].astype(np.int32)
+    accepts = automaton.accepts[first]
+    live = can_reach(steps, accepts)
+    if np.count_nonzero(live) > _MAX_LIVE_STATES:
+        raise TooManyStates("a pattern of too many states")
+    sets = _sets(automaton)
+    edges = _Edges(len(first))
+    for state in np.flatnonzero(live).tolist():
+        for after in np.flatnonzero(live & np.isin(np.arange(len(live)), steps[state])).tolist():
+            labels = np.flatnonzero(steps[state] == after).tolist()
+            ranges = encodable(tuple(each for label in labels for each in sets[label]))
+            if ranges:
+                edges.add(state, after, _Part(Chars(ranges), 1))
+        if accepts[state]:
+            edges.add(state, edges.end, _NOTHING)
+    edges.add(edges.start, int(blocks[0]), _NOTHING)
+    return edges.eliminated()
+
+
+class _Edges:
+    """Parts between states, and between two more that nothing leads to and from."""
+
+    def __init__(self, num_states: int) -> None:
+        self.start = num_states
+        self.end = num_states + 1
+        self._after: dict[int, dict[int, _Part]] = {each: {} for each in range(num_states + 2)}
+        self._before: dict[int, set[int]] = {each: set() for each in range(num_states + 2)}
+
+    def add(self, state: int, after: int, part: _Part) -> None:
+        known = self._after[state].get(after)
+        self._after[state][after] = part if known is None else _either(known, part)
+        self._before[after].add(state)
+        if self._after[state][after].size > _MAX_SIZE:
+            raise TooManyStates("a pattern of too many parts")
+
+    def eliminated(self) -> Pattern | None:
+        """What leads from the start to the end."""
+        left = set(range(self.start))
+        while left:
+            state = min(left, key=self._cost)
+            left.remove(state)
+            self._eliminate(state)
+        whole = self._after[self.start].get(self.end)
+        return None if whole is None else whole.pattern
+
+    def _cost(self, state: int) -> int:
+        """By how much leaving out a state makes the rest longer."""
+        after = {each: part for each, part in self._after[state].items() if each != state}
+        before = [self._after[each][state] for each in self._before[state] if each != state]
+        loop = self._after[state].get(state, _NOTHING).size
+        return (
+            sum(part.size for part in before) * len(after)
+            + sum(part.size for part in after.values()) * len(before)
+            + loop * len(before) * len(after)
+        )
+
+    def _eliminate(self, state: int) -> None:
+        after = self._after.pop(state)
+        loop = after.pop(state, None)
+        again = _NOTHING if loop is None else _Part(Repeat(loop.pattern, 0, None), loop.size)
+        for each in after:
+            self._before[each].remove(state)
+        for before in self._before.pop(state) - {state}:
+            into = self._after[before].pop(state)
+            for each, part in after.items():
+                self.add(before, each, _sequence(into, again, part))
+
+
+def _sequence(*parts: _Part) -> _Part:
+    patterns: list[Pattern] = []
+    for part in parts:
+        patterns += part.pattern.parts if isinstance(part.pattern, Concat) else (part.pattern,)
+    return _Part(concat(patterns), sum(part.size for part in parts))
+
+
+def _either(one: _Part, other: _Part) -> _Part:
+    match one.pattern, other.pattern:
+        case Empty(), Empty():
+            return one
+        case Empty(), _:
+            return _Part(Repeat(other.pattern, 0, 1), other.size)
+        case _, Empty():
+            return _Part(Repeat(one.pattern, 0, 1), one.size)
+    either = Choice((*options_of(one.pattern), *options_of(other.pattern)))
+    return _Part(either, one.size + other.size)
+
+
+def _sets(automaton: Automaton) -> list[list[tuple[int, int]]]:
+    """The characters of each label."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(automaton.steps.shape[1])]
+    starts = automaton.partition.starts.tolist()
+    for start, end, label in zip(
+        starts, [*starts[1:], NUM_CODE_POINTS], automaton.partition.labels.tolist(), strict=True
+    ):
+        found[label].append((start, end - 1))
     return found

@@ -7,11 +7,26 @@ The engine has no anchors inside of a pattern, so they are moved to its edges, o
 
 In the pattern of a JSON string the engine takes a set with all control characters to allow every
 escape: it would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
+
+Nor has it look-around and word boundaries, which schemas' patterns have:
+
+    ^(?=.*[a-z])(?!.*x).{8,}$   ->  three patterns that hold together: conjuncts()
+    ^(?!.*x)                    ->  a pattern of its automaton: without_look_around()
 """
 
-from constraints.engine import HEADER
-from constraints.errors import Contradiction, NotEnforced, OutOfReach, complaint
-from constraints.regex.look_around import without_look_around
+import re
+from functools import lru_cache
+
+from constraints.engine import HEADER, GrammarLanguage
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    NotEnforced,
+    OutOfReach,
+    complaint,
+)
+from constraints.guiding.alphabet import byte_vocabulary
+from constraints.regex.dfa import automaton_of, pattern_of
 from constraints.regex.syntax import (
     ANY,
     Anchor,
@@ -142,6 +157,54 @@ def _searched(pattern: str) -> list[Pattern]:
     return whole
 
 
+# Of what looks around, and is written by its automaton.
+_MAX_STATES = 400
+_LOOKS = re.compile(r"\(\?<?[=!]|\\[bB]")
+_TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+
+
+def conjuncts(pattern: str) -> list[str]:
+    """Patterns that are all found where this one is: its leading look-aheads, and the rest."""
+    found: list[str] = []
+    rest = 1
+    opened = depth = 0
+    for token in _TOKEN.finditer(pattern, rest):
+        if token[0] == "(":
+            opened = opened if depth else token.start()
+            depth += 1
+        elif token[0] == ")":
+            depth -= 1
+            if depth == 0 and opened == rest and pattern.startswith(("(?=", "(?!"), rest):
+                kind = ":" if pattern[rest + 2] == "=" else "!"
+                found.append(f"^(?{kind}{pattern[rest + 3 : token.start()]})")
+                rest = token.end()
+        elif token[0] == "|" and depth == 0:
+            return [pattern]
+    if not found or not pattern.startswith("^") or pattern[rest : rest + 1] in tuple("*+?{"):
+        return [pattern]
+    return [*found, f"^{pattern[rest:]}"] if pattern[rest:] else found
+
+
+def opposite(pattern: str) -> str:
+    """A pattern that is found where this one is not."""
+    return rf"^(?![\s\S]*(?:{pattern}))"
+
+
+def looks_around(pattern: str) -> bool:
+    """Whether a pattern is rewritten by its automaton, which takes up to 0.1 s."""
+    return _LOOKS.search(pattern) is not None
+
+
+@lru_cache(maxsize=64)
+def without_look_around(pattern: Pattern) -> Pattern | None:
+    """A pattern of the whole texts in which this one is found. None: there are none.
+
+    Raises OutOfReach, NotEnforced.
+    """
+    whole = Concat((_ANY_TEXT, pattern, _ANY_TEXT))
+    return pattern_of(automaton_of(whole, _MAX_STATES))
+
+
 def _without_edges(pattern: Pattern) -> tuple[bool, bool, Pattern]:
     """Whether it is anchored to the start, and to the end, and what is between."""
     parts = pattern.parts if isinstance(pattern, Concat) else (pattern,)
@@ -216,35 +279,52 @@ def between(low: int, high: int) -> str:
     """The digits of the numbers from `low`, 0 or more, to `high`."""
     options: list[str] = []
     while low <= high:
-        last = min(high, 10 ** len(str(low)) - 1)
-        options.extend(_same_length(str(low), str(last)))
-        low = last + 1
-    return f"(?:{'|'.join(options)})" if options else r"[^\x{0}-\x{10FFFF}]"
+        # The longest run from here on: of all that have one digit more, as in [3-7][0-9]{2}.
+        num_free = 0
+        while low and low % 10 ** (num_free + 1) == 0 and low + 10 ** (num_free + 1) - 1 <= high:
+            num_free += 1
+        size = 10**num_free
+        kept, digit = divmod(low // size, 10)
+        num_digits = min(10 - digit, (high - low + 1) // size)
+        last = digit + num_digits - 1
+        free = f"[0-9]{{{num_free}}}" if num_free else ""
+        options.append(f"{kept or ''}{digit if digit == last else f'[{digit}-{last}]'}{free}")
+        low += num_digits * size
+    return f"(?:{'|'.join(options)})" if options else written_set(Chars(()))
 
 
-def _same_length(low: str, high: str) -> list[str]:
-    """Alternatives of the numerals from `low` to `high`, which are of one length."""
-    if low == high:
-        return [low]
-    rest = len(low) - 1
-    if low[0] == high[0]:
-        return [low[0] + each for each in _same_length(low[1:], high[1:])]
-    if not rest:
-        return [_digits(low[0], high[0])]
-    options: list[str] = []
-    first = int(low[0])
-    last = int(high[0])
-    if low[1:] != "0" * rest:
-        options += [low[0] + each for each in _same_length(low[1:], "9" * rest)]
-        first += 1
-    tail: list[str] = []
-    if high[1:] != "9" * rest:
-        tail = [high[0] + each for each in _same_length("0" * rest, high[1:])]
-        last -= 1
-    if first <= last:
-        options.append(f"{_digits(str(first), str(last))}[0-9]{{{rest}}}")
-    return options + tail
+def is_found(pattern: str, text: str) -> bool:
+    """Whether a schema's pattern matches somewhere in the text, as masks read it.
+
+    Raises Malformed, NotEnforced, TooComplex, EngineFailed for what cannot be decided.
+    """
+    language = _containing(pattern)
+    if language is None:
+        return False
+    # A lone surrogate is a character that UTF-8 does not have.
+    read = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    matcher = language.matcher()
+    token_ids = list(read.encode())
+    if matcher.num_legal(token_ids) < len(token_ids):
+        return False
+    matcher.follow(token_ids)
+    return matcher.is_complete
 
 
-def _digits(first: str, last: str) -> str:
-    return first if first == last else f"[{first}-{last}]"
+def is_searchable(pattern: str) -> bool:
+    """Whether it can be searched for."""
+    try:
+        _containing(pattern)
+    except ConstraintError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=64)
+def _containing(pattern: str) -> GrammarLanguage | None:
+    """The texts that contain it; None: there are none."""
+    try:
+        grammar = search_grammar(pattern)
+        return GrammarLanguage(byte_vocabulary(), grammar)
+    except Contradiction:
+        return None

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import jsonschema
 
 from constraints.errors import Malformed, NotEnforced
-from constraints.regex.search import is_searchable
+from constraints.regex.writing import is_searchable
 from constraints.schema.grammar import WATCH, all_parts, inside
 from constraints.schema.reading import KNOWN, READ_BESIDE, Json, References, at, is_annotation
 from constraints.schema.rewriting import Rewritten

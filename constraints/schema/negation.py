@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
 from constraints.errors import Malformed, NotEnforced
-from constraints.regex.look_around import opposite
-from constraints.regex.writing import searching
+from constraints.regex.writing import opposite, searching
 from constraints.schema.grammar import OVERLAPPING, Pairs
 from constraints.schema.handlers import escaped
 from constraints.schema.reading import Json, below, is_annotation, is_number

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
-from constraints.regex.look_around import looks_around
-from constraints.regex.writing import translate_search
+from constraints.regex.writing import looks_around, translate_search
 from constraints.schema.grammar import WATCH, Pairs, all_parts
 from constraints.schema.reading import (
     ANNOTATIONS,

@@ -1,7 +1,7 @@
 """Validates a finished text against a schema, where masks of a lenient schema did not enforce all.
 
 Uses the `jsonschema` package with the schema's draft and without fetching; formats are those that
-masks assert, and patterns have the same meaning as in masks (`constraints.regex.search`). Those of
+masks assert, and patterns have the same meaning as in masks (`constraints.regex.writing`). Those of
 names beside `unevaluatedProperties` are `re`'s, which may take unlimited time on some texts: call
 this only where it can be stopped.
 
@@ -26,7 +26,7 @@ from referencing.exceptions import Unresolvable
 from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError, TooComplex
 from constraints.guiding.alphabet import byte_vocabulary, in_bytes
-from constraints.regex.search import is_found
+from constraints.regex.writing import is_found
 from constraints.schema import formats
 from constraints.schema.closing_checks import KEYWORDS, NEWEST, validator_of
 from constraints.schema.json_schema import prepare

@@ -10,10 +10,9 @@ import pytest
 from constraints.engine import HEADER, GrammarLanguage
 from constraints.errors import NotEnforced, OutOfReach
 from constraints.regex.char_sets import Partition
-from constraints.regex.dfa import Automaton
-from constraints.regex.look_around import conjuncts, pattern_of
+from constraints.regex.dfa import Automaton, pattern_of
 from constraints.regex.syntax import Pattern
-from constraints.regex.writing import searching, written
+from constraints.regex.writing import conjuncts, searching, written
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import accepts, accepts_value, of_schema, takes
 

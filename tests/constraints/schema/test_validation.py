@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import ConstraintError
-from constraints.regex.search import is_found
+from constraints.regex.writing import is_found
 from constraints.schema.validation import MaskFormats, judge_of, loads, violations
 from tests.constraints.cases import Json
 from tests.constraints.grammars.rig import table
