@@ -21,9 +21,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from constraints.end_tokens import EndTokens
 from constraints.errors import ConstraintError, TooComplex
 from constraints.spec import ConstraintSpec, Judgement, JudgeResult, Kind, Whitespace
+from constraints.special_tokens import EndTokens
 from constraints.worker.jobs import Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from processes.model_folders import HubError, find_folder

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.errors import NotEnforced
-from constraints.text_tokens import HOLE, TextTokens, find_texts, special_beside
+from constraints.special_tokens import HOLE, TextTokens, find_texts, special_beside
 
 # The byte that begins a mark. No UTF-8 has it, and the engine gives it no other meaning.
 MARK_BYTE = b"\xff"

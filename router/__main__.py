@@ -29,7 +29,7 @@ import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from constraints.end_tokens import EndTokens
+from constraints.special_tokens import EndTokens
 from constraints.worker.pool import PoolRules, VocabularyFile, WorkerPool
 from processes.json_file import read_object
 from processes.logs import start_logging

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from constraints.end_tokens import EndTokens
 from constraints.errors import NotEnforced
+from constraints.special_tokens import EndTokens
 from constraints.vocabulary import Vocabulary
 from model_server import zoo
 from model_server.attention.base import DEFAULT_BLOCK_SIZE

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from constraints.text_tokens import is_text, special_beside
+from constraints.special_tokens import is_text, special_beside
 from processes.worker_threads import WorkerThreads
 from router.request.errors import ContextExceeded, InvalidRequest, StartupFailed, check_unicode
 from router.text.control_tokens import ControlTokens, MarkedText

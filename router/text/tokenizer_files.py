@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from constraints.end_tokens import token_texts
+from constraints.special_tokens import token_texts
 from processes.model_folders import HubError, find_folder
 from router.request.errors import StartupFailed
 

@@ -20,9 +20,9 @@ import pytest
 
 from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
-from constraints.end_tokens import EndTokens
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
+from constraints.special_tokens import EndTokens
 from constraints.vocabulary import Vocabulary, is_mark, mark_of
 from router.text.answer_format import GENERIC_CALLS, ID, AnswerFormat, CallForm, ThoughtForm
 from router.text.answer_grammar import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from constraints.end_tokens import EndTokens
+from constraints.special_tokens import EndTokens
 
 TOKENIZER = {
     "added_tokens": [{"id": 7, "content": "<|im_end|>"}, {"id": 8, "content": "</s>"}],
