@@ -15,8 +15,7 @@ longest. The automata over bytes, and over the tokens of a vocabulary, are those
 """
 
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +31,51 @@ from constraints.matcher import Language, Matcher
 from constraints.spec import StopRule
 from constraints.token_trie import actions_of, trie_of
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
+
+
+class StringTrie:
+    """The trie of strings of labels; node 0 is the root, children come behind their parents.
+
+    children: by node, those by label
+    depths:   by node
+    ends:     by node, the length of the string that ends there, -1: none
+    paths:    by string, its nodes
+    """
+
+    def __init__(self, strings: Iterable[Sequence[int]]) -> None:
+        self.children: list[dict[int, int]] = [{}]
+        self.depths = [0]
+        self.ends = [-1]
+        self.paths = [self._add(string) for string in strings]
+
+    def _add(self, string: Sequence[int]) -> list[int]:
+        path = [0]
+        for label in string:
+            node = self.children[path[-1]].setdefault(label, len(self.children))
+            if node == len(self.children):
+                self.children.append({})
+                self.depths.append(len(path))
+                self.ends.append(-1)
+            path.append(node)
+        self.ends[path[-1]] = len(string)
+        return path
+
+    def following(self, num_labels: int) -> tuple[npt.NDArray[np.int32], list[int]]:
+        """The automaton of Aho and Corasick: the longest suffix that is a node.
+
+        Returns steps [num_nodes, num_labels] and the length of the longest string at each node.
+        """
+        steps = np.zeros((len(self.children), num_labels), dtype=np.int32)
+        longest = list(self.ends)
+        fallback = [0] * len(self.children)
+        for node in sorted(range(len(self.children)), key=self.depths.__getitem__):
+            if node:
+                steps[node] = steps[fallback[node]]
+                longest[node] = max(longest[node], longest[fallback[node]])
+            for label, child in self.children[node].items():
+                fallback[child] = int(steps[node, label]) if node else 0
+                steps[node, label] = child
+        return steps, longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +103,10 @@ class StopAutomaton:
 
 def automaton_of(strings: Sequence[bytes]) -> StopAutomaton:
     """The automaton of stop strings, none of them empty."""
-    children: list[dict[int, int]] = [{}]
-    depths = [0]
-    matched = [0]
-    for string in strings:
-        state = 0
-        for byte in string:
-            if byte not in children[state]:
-                children[state][byte] = len(children)
-                children.append({})
-                depths.append(depths[state] + 1)
-                matched.append(0)
-            state = children[state][byte]
-        matched[state] = len(string)
-    delta: list[list[int]] = [[0] * 256 for _ in children]
-    fallback = [0] * len(children)
-    todo = deque([0])
-    while todo:  # by depth, so that the fallback's row is whole
-        state = todo.popleft()
-        if state:
-            delta[state] = list(delta[fallback[state]])
-            matched[state] = max(matched[state], matched[fallback[state]])
-        for byte, child in children[state].items():
-            fallback[child] = delta[state][byte]
-            delta[state][byte] = child
-            todo.append(child)
-    return StopAutomaton(tuple(map(tuple, delta)), tuple(depths), tuple(matched))
+    trie = StringTrie(strings)
+    steps, longest = trie.following(256)
+    delta = tuple(map(tuple, steps.tolist()))
+    return StopAutomaton(delta, tuple(trie.depths), tuple(max(0, each) for each in longest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

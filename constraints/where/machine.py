@@ -23,7 +23,6 @@ A counter distinguishes segments of counts:
 len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments with boundaries 3 and 5
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -33,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import OutOfReach, TooComplex, TooManyStates
+from constraints.guiding.stops import StringTrie
 from constraints.regex.char_sets import WHITESPACE, Partition, join
 from constraints.regex.dfa import (
     MAX_STEPS,
@@ -86,76 +86,28 @@ def sentences() -> Automaton:
     return Automaton(Partition.of_chars("."), steps, np.array([False, True]))
 
 
-class PhraseTrie:
-    """The trie of some phrases with the failure links of Aho and Corasick; node 0 is the root."""
+class PhraseTrie(StringTrie):
+    """The trie of some phrases, by labels of their characters."""
 
     def __init__(self, phrases: Iterable[str]) -> None:
-        self.phrases = tuple(dict.fromkeys(phrases))
-        self.chars = sorted(set("".join(self.phrases)))
+        phrases = tuple(dict.fromkeys(phrases))
+        self.chars = sorted(set("".join(phrases)))
         self.partition = Partition.of_chars(self.chars)
-        self._label = {char: index + 1 for index, char in enumerate(self.chars)}
-        self.children: list[dict[int, int]] = [{}]
-        # For each node, a phrase through it and the length of its prefix there.
-        self._through: list[tuple[str, int]] = [("", 0)]
-        self._paths: dict[str, list[int]] = {"": [0]}
-        self.ends: list[int] = [-1]  # the length of the phrase that ends in this node, -1: none
-        for phrase in self.phrases:
-            self._insert(phrase)
-        if len(self.children) * (len(self.chars) + 1) > MAX_STEPS:
+        self.num_labels = len(self.chars) + 1
+        label_of = {char: index + 1 for index, char in enumerate(self.chars)}
+        super().__init__([label_of[char] for char in phrase] for phrase in phrases)
+        if len(self.children) * self.num_labels > MAX_STEPS:
             raise OutOfReach(f"{len(self.children)} prefixes of phrases")
-
-    def _insert(self, phrase: str) -> None:
-        node = 0
-        path = self._paths[phrase] = [node]
-        for length, char in enumerate(phrase, start=1):
-            label = self._label[char]
-            child = self.children[node].get(label)
-            if child is None:
-                child = len(self.children)
-                self.children[node][label] = child
-                self.children.append({})
-                self._through.append((phrase, length))
-                self.ends.append(-1)
-            node = child
-            path.append(node)
-        self.ends[node] = len(phrase)
+        self._path_of = {node: path for path in self.paths for node in path}
 
     def beginning(self, node: int, length: int) -> int:
         """The node of the first `length` characters of a node's prefix."""
-        return self._paths[self._through[node][0]][length]
-
-    def prefix_len(self, node: int) -> int:
-        return self._through[node][1]
-
-    def by_depth(self) -> Iterator[tuple[int, Mapping[int, int]]]:
-        """Each node with its children by label, in breadth-first order."""
-        queue = deque([0])
-        while queue:
-            node = queue.popleft()
-            queue.extend(self.children[node].values())
-            yield node, self.children[node]
-
-    def following(self) -> tuple[Steps, list[int]]:
-        """The Aho-Corasick automaton: the longest suffix that is a node, for each node and label.
-
-        Returns steps [num_nodes, num_labels] and the length of the longest phrase at each node.
-        """
-        steps = np.zeros((len(self.children), len(self.chars) + 1), dtype=np.int32)
-        longest = list(self.ends)
-        fallback = [0] * len(self.children)
-        for node, children in self.by_depth():
-            if node:
-                steps[node] = steps[fallback[node]]
-            for label, child in children.items():
-                fallback[child] = int(steps[node, label]) if node else 0
-                steps[node, label] = child
-                longest[child] = max(longest[child], longest[fallback[child]])
-        return steps, longest
+        return self._path_of[node][length]
 
     def prefix_tree(self) -> Steps:
         """The trie itself: other characters lead to one more state, the last, which is a sink."""
         sink = len(self.children)
-        steps = np.full((sink + 1, len(self.chars) + 1), sink, dtype=np.int32)
+        steps = np.full((sink + 1, self.num_labels), sink, dtype=np.int32)
         for node, children in enumerate(self.children):
             for label, child in children.items():
                 steps[node, label] = child
@@ -181,7 +133,7 @@ def starts_with(phrases: Sequence[str]) -> Automaton:
 def ends_with(phrases: Sequence[str]) -> Automaton:
     """Accepts where the text ends with one of the phrases."""
     trie = PhraseTrie(phrases)
-    steps, longest = trie.following()
+    steps, longest = trie.following(trie.num_labels)
     return Automaton(trie.partition, steps, np.array(longest) >= 0)
 
 
@@ -323,31 +275,6 @@ def holds(
             return along.reshape(shape)
         case _:
             return truths[expression].reshape(-1, 1, 1, 1, 1)
-
-
-Possible = tuple[Flags, Flags]
-
-
-def possible(expression: Expression, of_atoms: Mapping[Expression, Possible]) -> Possible:
-    """Whether an expression may still hold, and whether it may still fail, [states] each.
-
-    Judged by each atom on its own.
-    """
-    match expression:
-        case And(parts) | Or(parts):
-            holds, fails = zip(*(possible(part, of_atoms) for part in parts), strict=True)
-            if isinstance(expression, And):
-                return reduce(np.logical_and, holds), reduce(np.logical_or, fails)
-            return reduce(np.logical_or, holds), reduce(np.logical_and, fails)
-        case Not(part):
-            may_hold, may_fail = possible(part, of_atoms)
-            return may_fail, may_hold
-        case Constant(value):
-            return np.array([value]), np.array([not value])
-        case _ if is_counted(expression):
-            return np.array([True]), np.array([True])
-        case _:
-            return of_atoms[expression]
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,13 +445,20 @@ class _Joint:
         self._members = members
         self._columns = columns
         self._atoms = {atom: index for index, atom in enumerate(parts)}
-        self._possible = [member.decided() for member in members]
+        # By atom that has to hold, or not to hold, the states from which it may.
+        self._hopeful: list[tuple[int, Flags]] = []
+        for part in top_parts(expression):
+            atom = part.part if isinstance(part, Not) else part
+            if atom in self._atoms:
+                may_hold, may_fail = parts[atom].decided()
+                hopeful = may_fail if isinstance(part, Not) else may_hold
+                self._hopeful.append((self._atoms[atom], hopeful))
         self._weights = _mixed_radix([member.num_states for member in members])
 
     def explore(self) -> tuple[npt.NDArray[np.int32], Steps]:
         """The rows of the reachable states, and the steps between them.
 
-        Row 0 represents all rows in which the expression can no longer hold; it is a sink.
+        Row 0 represents rows in which one of the parts can no longer hold; it is a sink.
         Row 1 is the start.
         """
         num_labels = self._columns.shape[1]
@@ -540,7 +474,9 @@ class _Joint:
             keys = flat.astype(np.int64) @ self._weights
             unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
             fresh_rows = flat[first]
-            is_dead = ~np.broadcast_to(self._may_hold(fresh_rows), len(unique))
+            is_dead = np.zeros(len(unique), dtype=np.bool_)
+            for index, hopeful in self._hopeful:
+                is_dead |= ~hopeful[fresh_rows[:, index]]
             places = np.asarray(np.searchsorted(known, unique))
             held = np.minimum(places, len(known) - 1)
             ids = numbers[held]
@@ -566,16 +502,6 @@ class _Joint:
         for index, steps in enumerate(self._steps):
             after[:, :, index] = steps[rows[:, index]]
         return after.reshape(len(rows) * num_labels, len(self._members))
-
-    def _may_hold(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        of_atoms = {
-            atom: (
-                self._possible[index][0][rows[:, index]],
-                self._possible[index][1][rows[:, index]],
-            )
-            for atom, index in self._atoms.items()
-        }
-        return possible(self._expression, of_atoms)[0]
 
     def grid(self, rows: npt.NDArray[np.int32]) -> Grid:
         """Whether the expression holds; never in row 0."""
@@ -625,7 +551,7 @@ def _mixed_radix(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
 def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     """The machine of outputs that `machine` accepts, or accepts before one of the phrases."""
     trie = PhraseTrie(phrases)
-    following, longest = trie.following()
+    following, longest = trie.following(trie.num_labels)
     partition, columns = join([machine.partition, trie.partition])
     num_states = machine.num_states
     num_nodes = len(following)
@@ -637,7 +563,7 @@ def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     labels = [0, *(machine.partition.label_of(ord(char)) for char in trie.chars)]
     states = [np.arange(num_states)] * num_nodes
     gained: list[Counts] = [np.zeros_like(machine.pending)] * num_nodes
-    for node, children in trie.by_depth():
+    for node, children in enumerate(trie.children):
         for label, child in children.items():
             gained[child] = gained[node] + machine.gains[states[node], labels[label]]
             states[child] = machine.steps[states[node], labels[label]].astype(np.int64)
@@ -651,8 +577,8 @@ def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
         for label in np.flatnonzero(following[node]).tolist():
             after = int(following[node, label])
             is_ended = longest[after] >= 0
-            kept_len = longest[after] if is_ended else trie.prefix_len(after)
-            committed = trie.beginning(node, trie.prefix_len(node) + 1 - kept_len)
+            kept_len = longest[after] if is_ended else trie.depths[after]
+            committed = trie.beginning(node, trie.depths[node] + 1 - kept_len)
             goes_on = columns[1] == label
             block = num_nodes if is_ended else after
             steps[node][:, goes_on] = (block * num_states + states[committed])[:, None]
