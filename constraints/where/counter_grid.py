@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.regex.dfa import Sources
-from constraints.where.machine import Counter, Counts, Grid, Machine, machine_of
-from constraints.where.terms import Expression
+from constraints.where.machine import Counter, Counts, Grid, Machine
 
 Slacks = npt.NDArray[np.int32]  # [num_states, num_cells]
 
@@ -79,10 +78,6 @@ class CounterGrid:
             )
             raise TooComplex(f"too many counts to tell apart at once: {bounds}")
         return counter_grid
-
-    def inner(self, num_layer_counters: int) -> "CounterGrid":
-        """The counter grid of one layer: without the first counters."""
-        return CounterGrid(self.counters, self.cells[num_layer_counters:], None, 1)
 
     def cell(self, counts: Sequence[int]) -> int:
         """The cell of the counts of all counters."""
@@ -147,8 +142,11 @@ class CounterGrid:
 
         Raises TooComplex.
         """
+        sources, labels = np.nonzero(machine.steps)
+        targets = machine.steps[sources, labels].astype(np.int64)
+        ways = Ways.of(self, sources, targets, machine.gains[sources, labels], is_layered=True)
         accepted = np.maximum.reduce(self.accepted(machine))
-        slacks = Induction(self, ways_of(self, machine), accepted).slacks()
+        slacks = Induction(self, ways, accepted).slacks()
         is_alive = self.is_within(slacks, machine.start, [0] * len(self.counters))
         return slacks if is_alive else None
 
@@ -241,11 +239,11 @@ class Ways:
         targets: Indices,
         gains: Counts,
         *,
-        num_layer_counters: int = 1,
+        is_layered: bool = False,
     ) -> "Ways":
         """gains: [num_ways, num_counters]. Of equal ones the cheapest is kept.
 
-        num_layer_counters: 0 puts the whole grid into one layer
+        is_layered: there is a layer for each count of the grid's first counter, else one for all
         """
         capped = np.minimum(
             gains, np.array([counter.cap for counter in counter_grid.counters], dtype=np.int64)
@@ -259,8 +257,9 @@ class Ways:
         targets = targets[kept]
         steps = steps[kept]
         costs = costs[kept]
-        layered = min(num_layer_counters, len(counter_grid.cells))
-        inner = counter_grid.inner(layered)
+        layered = int(is_layered and len(counter_grid.cells) > 0)
+        # One layer: without the first counter.
+        inner = CounterGrid(counter_grid.counters, counter_grid.cells[layered:], None, 1)
         keys = steps[:, layered:] @ inner.strides()
         _, first, moves = np.unique(keys, return_index=True, return_inverse=True)
         moved = [inner.moved(tuple(steps[way, layered:].tolist())) for way in first.tolist()]
@@ -321,9 +320,10 @@ class Induction:
     def slacks(self) -> Slacks:
         """[num_places, num_cells]. Raises TooComplex."""
         top = self._num_layers - 1
-        self._settle(top, self._ways, self._by_target(self._ways))
+        num_places = self._values.shape[1]
+        self._settle(top, self._ways, Sources(self._ways.targets, num_places))
         inner = self._ways.picked(self._ways.layers == 0)
-        by_target = self._by_target(inner)
+        by_target = Sources(inner.targets, num_places)
         outer = self._ways.picked(self._ways.layers > 0)
         depth = int(self._ways.layers.max(initial=0)) + 1
         same = (self._accepted[:-1] == self._accepted[1:]).all(axis=(1, 2))
@@ -339,16 +339,13 @@ class Induction:
             self._improve(layer, outer)
             self._settle(layer, inner, by_target)
             layer -= 1
-        return np.ascontiguousarray(self._values.swapaxes(0, 1)).reshape(self._values.shape[1], -1)
+        return np.ascontiguousarray(self._values.swapaxes(0, 1)).reshape(num_places, -1)
 
     def _repeats(self, layer: int, depth: int) -> bool:
         """Whether all layers that the lower layers can reach are equal to this one."""
         last = min(layer + depth, self._num_layers - 1)
         first = self._values[layer]
         return all((self._values[above] == first).all() for above in range(layer + 1, last + 1))
-
-    def _by_target(self, ways: Ways) -> Sources:
-        return Sources(ways.targets, self._values.shape[1])
 
     def _improve(self, layer: int, ways: Ways) -> Indices:
         """One round of ways within or out of the layer; returns the places that improved."""
@@ -378,24 +375,3 @@ class Induction:
             few = len(found) * 4 < len(ways.sources)
             before[improved] = self._values[layer, improved]
             improved = self._improve(layer, ways.picked(found) if few else ways)
-
-
-def ways_of(counter_grid: CounterGrid, machine: Machine, num_layer_counters: int = 1) -> Ways:
-    """The ways of single characters between states."""
-    sources, labels = np.nonzero(machine.steps)
-    return Ways.of(
-        counter_grid,
-        sources,
-        machine.steps[sources, labels].astype(np.int64),
-        machine.gains[sources, labels],
-        num_layer_counters=num_layer_counters,
-    )
-
-
-def is_empty(expression: Expression) -> bool:
-    """Whether no text satisfies the expression, however many tokens it has.
-
-    Raises OutOfReach and TooComplex.
-    """
-    machine = machine_of(expression)
-    return CounterGrid.of(machine).coaccessible(machine) is None

@@ -13,7 +13,6 @@ said to need more tokens than it does, by three at most.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -25,53 +24,6 @@ from constraints.where.token_transitions import ByteTable, TransitionCache
 
 # The most bytes of layers that are stored whole.
 _MAX_BYTES = 128_000_000
-
-
-class Layers:
-    """All layers, computed at once.
-
-    Where a counter is weighed, layers are stored whole. Otherwise slacks are ALWAYS or NEVER, and
-    it is enough to store how many tokens each place and cell needs.
-    """
-
-    def __init__(
-        self, first: Slacks, before: Callable[[Slacks], Slacks], *, is_weighed: bool
-    ) -> None:
-        """before: computes the layer of one more token; returns its argument if they are equal.
-
-        Raises TooComplex where the layers take too much memory.
-        """
-        self._whole = [first]
-        self._needed = np.where(first > NEVER, 0, np.iinfo(np.int32).max).astype(np.int32)
-        self.num_layers = 1
-        last = first
-        while (following := before(last)) is not last:
-            if is_weighed:
-                self._whole.append(following)
-                if len(self._whole) * first.nbytes > _MAX_BYTES:
-                    raise TooComplex("completions of too many tokens to look at")
-            else:
-                self._needed[(following > NEVER) & (last == NEVER)] = self.num_layers
-                self._whole = [following]
-            last = following
-            self.num_layers += 1
-        self._is_weighed = is_weighed
-
-    def at_hand(self, max_len: int | None) -> Slacks | None:
-        """`within` if that layer is stored whole, else None; any thread may call it."""
-        if max_len is None or max_len >= self.num_layers - 1:
-            return self._whole[-1]
-        return self._whole[max_len] if self._is_weighed else None
-
-    def within(self, max_len: int | None) -> Slacks:
-        """Slacks of places from which at most `max_len` tokens complete the text."""
-        whole = self.at_hand(max_len)
-        if whole is not None:
-            return whole
-        assert max_len is not None
-        return np.where(self._needed <= max_len, ALWAYS, NEVER).astype(np.int32)
-
-
 # The most bytes of slacks that are cached for pairs of lengths.
 _MAX_KEPT_BYTES = 64_000_000
 # The most ways times cells to compute.
@@ -79,7 +31,12 @@ _MAX_WORK = 150_000_000
 
 
 class Distances:
-    """Slacks by tokens made and tokens left; shared by threads."""
+    """Slacks by tokens made and tokens left; shared by threads.
+
+    The slacks by tokens left, once no bound on tokens is ahead, are computed at once. Where a
+    counter is weighed, they are stored whole. Otherwise slacks are ALWAYS or NEVER, and it is
+    enough to store how many tokens each place and cell needs.
+    """
 
     def __init__(
         self,
@@ -107,12 +64,21 @@ class Distances:
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Slacks, int]] = OrderedDict()
         self._kept_bytes = 0
-        # By tokens left, once no bound on tokens is ahead.
-        self._free = Layers(
-            accepted[-1],
-            lambda after: self._before(after, accepted[-1]),
-            is_weighed=counter_grid.slack is not None,
-        )
+        last = accepted[-1]
+        self._is_weighed = counter_grid.slack is not None
+        self._whole = [last]
+        self._needed = np.where(last > NEVER, 0, np.iinfo(np.int32).max).astype(np.int32)
+        self._num_layers = 1
+        while (following := self._before(last, accepted[-1])) is not last:
+            if self._is_weighed:
+                self._whole.append(following)
+                if len(self._whole) * last.nbytes > _MAX_BYTES:
+                    raise TooComplex("completions of too many tokens to look at")
+            else:
+                self._needed[(following > NEVER) & (last == NEVER)] = self._num_layers
+                self._whole = [following]
+            last = following
+            self._num_layers += 1
 
     def _check_work(self) -> None:
         """Estimate the work from the number of tokens that the highest bounds need."""
@@ -134,7 +100,9 @@ class Distances:
         """`within` if it is computed already, else None; does not wait for other threads."""
         if self._limit is not None or made_len < self._cap:
             return None
-        return self._free.at_hand(max_len)
+        if max_len is None or max_len >= self._num_layers - 1:
+            return self._whole[-1]
+        return self._whole[max_len] if self._is_weighed else None
 
     def within(self, made_len: int, max_len: int | None) -> Slacks:
         """Slacks of places from which at most `max_len` more tokens complete the text.
@@ -148,10 +116,8 @@ class Distances:
             max_len = left if max_len is None else min(max_len, left)
         with self._lock:
             ahead = max(self._cap - made_len, 0)
-            if ahead == 0:
-                return self._free.within(max_len)
             # Beyond the last bound and the last layer more tokens change nothing.
-            most = ahead + self._free.num_layers
+            most = ahead + self._num_layers
             return self._ahead_within(made_len, most if max_len is None else min(max_len, most))
 
     def _ahead_within(self, made_len: int, max_len: int) -> Slacks:
@@ -168,7 +134,9 @@ class Distances:
 
     def _known(self, made_len: int, max_len: int) -> Slacks | None:
         if made_len >= self._cap:
-            return self._free.within(max_len)
+            if self._is_weighed or max_len >= self._num_layers - 1:
+                return self._whole[min(max_len, len(self._whole) - 1)]
+            return np.where(self._needed <= max_len, ALWAYS, NEVER).astype(np.int32)
         if max_len == 0:
             return self._accepted[self._segments[made_len]]
         kept = self._kept.get((made_len, max_len))
@@ -228,8 +196,7 @@ def ways_of_tokens(
         fresh = np.unique(np.concatenate(reached))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
-    whole = map(np.concatenate, zip(*found, strict=True))
-    ways = Ways.of(counter_grid, *whole, num_layer_counters=0)
+    ways = Ways.of(counter_grid, *map(np.concatenate, zip(*found, strict=True)))
     if len(ways.sources) * counter_grid.num_cells > _MAX_TOKEN_STEPS:
         raise TooComplex("too many tokens and counts to look at")
     return ways

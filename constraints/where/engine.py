@@ -98,8 +98,6 @@ def _beginning(texts: list[bytes]) -> bytes:
 _SPACES = _beginning([char.encode() for char in sorted(SPACE)])
 
 
-# States whose transitions are computed while compiling, where distances do not need all of them.
-_MAX_AHEAD = 32
 # The most kinds of tokens that are compared in a few microseconds.
 _MAX_QUICK_KINDS = 1_000
 # The most forced bytes that are returned at once.
@@ -149,7 +147,6 @@ class WhereLanguage:
         except TooComplex:
             if self.tokens is not None:
                 raise
-            self._warm_up()
         self.follows_bytes = self.distances is None or (self.tokens is None and self.spells_utf8)
 
     def _distances(self) -> Distances:
@@ -167,12 +164,6 @@ class WhereLanguage:
             self.counter_grid, self.table, self.transition_cache, starts, is_followed, is_alive
         )
         return Distances(self.counter_grid, self.accepted, self.tokens, ways)
-
-    def _warm_up(self) -> None:
-        """Compute the transitions of the first places, which would delay the first masks."""
-        inside = self.table.utf8.num_places
-        for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
-            self.transition_cache.transitions(state * inside)
 
     @property
     def knows_distances(self) -> bool:

@@ -116,15 +116,16 @@ class PhraseTrie(StringTrie):
 
 def contains(phrases: Sequence[str]) -> Automaton:
     """Accepts once one of the phrases has occurred in the text."""
-    automaton = ends_with(phrases)
-    found = np.flatnonzero(automaton.accepts)
-    automaton.steps[found] = found[:, None]
-    return automaton
+    return _for_good(ends_with(phrases))
 
 
 def starts_with(phrases: Sequence[str]) -> Automaton:
     """Accepts once the text began with one of the phrases."""
-    automaton = one_of(phrases)
+    return _for_good(one_of(phrases))
+
+
+def _for_good(automaton: Automaton) -> Automaton:
+    """Accepts whatever follows what the automaton accepts."""
     found = np.flatnonzero(automaton.accepts)
     automaton.steps[found] = found[:, None]
     return automaton

@@ -133,7 +133,7 @@ class ByteTable:
             sources, labels = np.nonzero((machine.steps > 0) & completes)
             targets = machine.steps[sources, labels].astype(np.int64)
             gains = machine.gains[sources, labels]
-            ways = Ways.of(counter_grid, sources, targets, gains, num_layer_counters=0)
+            ways = Ways.of(counter_grid, sources, targets, gains)
             found, best = best_through(counter_grid, ways, slacks[None], 0)
             for place in 1 + np.flatnonzero(kinds.reshape(-1) == kind):
                 whole[found, place] = best
