@@ -223,35 +223,20 @@ class _Build:
         return self._known[key]
 
 
-def plain_places(utf8: Utf8, partition: Partition) -> npt.NDArray[np.bool_]:
+def plain_places(utf8: Utf8) -> npt.NDArray[np.bool_]:
     """The places on the way to the first character of each label, and place 0. [num_places]
 
     Every completable text can be completed in these characters.
     """
     is_plain = np.zeros(utf8.num_places, dtype=np.bool_)
     is_plain[0] = True
-    for character in _first_characters(partition):
+    for label, completes in enumerate(utf8.complete.T):
         place = 0
-        for byte in character.encode()[:-1]:
-            place = int(utf8.places[place, utf8.classes[byte]])
-            if place == _NOTHING:
-                break
+        while completes[place] and label not in utf8.labels[place]:
+            deeper = utf8.places[place, utf8.classes]  # by byte
+            place = int(deeper[np.argmax((deeper > 0) & completes[deeper])])
             is_plain[place] = True
     return is_plain
-
-
-def _first_characters(partition: Partition) -> list[str]:
-    """The first character of each label, without surrogates."""
-    firsts: dict[int, str] = {}
-    ends = [*partition.starts[1:].tolist(), NUM_CODE_POINTS]
-    starts = partition.starts.tolist()
-    labels = partition.labels.tolist()
-    for start, end, label in zip(starts, ends, labels, strict=True):
-        is_surrogate = SURROGATES[0] <= start <= SURROGATES[1]
-        first = SURROGATES[1] + 1 if is_surrogate else start
-        if first < end:
-            firsts.setdefault(label, chr(first))
-    return list(firsts.values())
 
 
 @cache

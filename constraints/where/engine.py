@@ -155,7 +155,7 @@ class WhereLanguage:
         is_followed = is_alive
         if self.spells_utf8 and self.tokens is None:
             # Where a byte is a token, it is enough to know of other places how their bytes go on.
-            is_plain = plain_places(self.table.utf8, self.machine.partition)
+            is_plain = plain_places(self.table.utf8)
             is_followed = is_alive & np.tile(is_plain, self.machine.num_states)
         # Where single bytes are tokens, tokens reach every place.
         start = self.table.start // self.table.width
