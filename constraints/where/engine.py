@@ -16,16 +16,15 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from constraints.bitmask import Bitmask
+from constraints.bitmask import Bitmask, row_of
 from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
-from constraints.regex.char_sets import WHITESPACE, plain_places, utf8_of
+from constraints.regex.char_sets import WHITESPACE, Utf8, plain_places, utf8_of
 from constraints.token_trie import PLACE_MASK, trie_of
 from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
@@ -104,43 +103,48 @@ _MAX_QUICK_KINDS = 1_000
 _MAX_FORCED = 4096
 
 
-@dataclass(eq=False)
 class WhereLanguage:
     """A compiled expression; immutable but for its caches, shared by threads.
 
+    accepted:            slacks of accepting now, for each segment of tokens
     coaccessible_slacks: of every place, computed over bytes
-    expression:          what was compiled
     plain_space:         white space that masks do not bring into a text; None: they may
+    follows_bytes:       tokens can complete whatever bytes can
     """
 
-    vocabulary: Vocabulary
-    machine: Machine
-    counter_grid: CounterGrid
-    table: ByteTable
-    accepted: tuple[Slacks, ...]
-    coaccessible_slacks: Slacks
-    expression: Expression
-    dropped_phrases: tuple[str, ...] = ()
-    plain_space: PlainSpace | None = None
-
-    may_have_dead_ends: ClassVar[bool] = False
+    may_have_dead_ends = False
     # Every part of an expression is enforced.
-    not_enforced: ClassVar[tuple[str, ...]] = ()
+    not_enforced: tuple[str, ...] = ()
     # Tables depend on the vocabulary, so each process compiles the expression.
-    translation: ClassVar[None] = None
+    translation = None
 
-    def __post_init__(self) -> None:
-        self.transition_cache = TransitionCache(
-            trie_of(self.vocabulary), self.table, self.counter_grid
-        )
-        ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
-        ends[list(self.vocabulary.end_ids)] = True
-        self.end_mask = np.packbits(ends, bitorder="little")
-        _, firsts, sizes = np.unique(self.table.utf8.classes, return_index=True, return_counts=True)
+    def __init__(
+        self,
+        expression: Expression,
+        vocabulary: Vocabulary,
+        machine: Machine,
+        utf8: Utf8,
+        counter_grid: CounterGrid,
+        by_state: Slacks,
+        plain_space: PlainSpace | None,
+    ) -> None:
+        """by_state: the coaccessible slacks between characters. Raises TooComplex, OutOfReach."""
+        self.vocabulary = vocabulary
+        self.machine = machine
+        self.counter_grid = counter_grid
+        self.plain_space = plain_space
+        self.dropped_phrases = dropped_phrases(expression)
+        trie = trie_of(vocabulary)
+        self.table = ByteTable.of(machine, utf8, trie.max_token_len)
+        self.accepted = tuple(map(self.table.accepted, counter_grid.accepted(machine)))
+        self.coaccessible_slacks = self.table.spread(machine, counter_grid, by_state)
+        self.transition_cache = TransitionCache(trie, self.table, counter_grid)
+        self.end_mask = row_of(vocabulary.end_ids, vocabulary.num_words).view(np.uint8)
+        _, firsts, sizes = np.unique(utf8.classes, return_index=True, return_counts=True)
         # A byte of each class, and how many it has; large classes first.
         self._classes = sorted(zip(sizes.tolist(), firsts.tolist(), strict=True), reverse=True)
-        self.tokens = self.machine.tokens
-        self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
+        self.tokens = machine.tokens
+        self.spells_utf8 = alphabet_of(vocabulary).spells_utf8
         self.distances: Distances | None = None
         try:
             self.distances = self._distances()
@@ -418,20 +422,13 @@ def compile_where(
     by_state = counter_grid.coaccessible(machine)
     if by_state is None:
         raise contradiction(expression)
-    table = ByteTable.of(machine, utf8, trie_of(vocabulary).max_token_len)
+    plain_space = PlainSpace.of(vocabulary, expression) if is_plain else None
     language = WhereLanguage(
-        vocabulary=vocabulary,
-        machine=machine,
-        counter_grid=counter_grid,
-        table=table,
-        accepted=tuple(table.accepted(slacks) for slacks in counter_grid.accepted(machine)),
-        coaccessible_slacks=table.spread(machine, counter_grid, by_state),
-        expression=expression,
-        dropped_phrases=dropped_phrases(expression),
-        plain_space=PlainSpace.of(vocabulary, expression) if is_plain else None,
+        expression, vocabulary, machine, utf8, counter_grid, by_state, plain_space
     )
-    start = [0] * len(machine.counters)
-    if language.follows_bytes or language.is_alive(language.slacks(0, None), table.start, start):
+    counts = [0] * len(machine.counters)
+    start = language.table.start
+    if language.follows_bytes or language.is_alive(language.slacks(0, None), start, counts):
         return language
     error = contradiction(expression)
     if not alphabet_of(vocabulary).spells_utf8 and not is_plainly_empty(expression):
