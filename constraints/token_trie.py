@@ -178,7 +178,9 @@ def actions_of(
         of_tokens.append(of_live[whose] + num_found)
         found.append(rows)
         num_found += len(rows)
-    return _joined(trie, *map(np.concatenate, (found, token_ids, of_tokens)))
+    return _joined(
+        trie, np.concatenate(found), np.concatenate(token_ids), np.concatenate(of_tokens)
+    )
 
 
 def _spread(

@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import OutOfReach, TooComplex, TooManyStates
-from constraints.guiding.stops import StringTrie
 from constraints.regex.char_sets import WHITESPACE, Partition, join
 from constraints.regex.dfa import (
     MAX_STEPS,
@@ -45,6 +44,7 @@ from constraints.regex.dfa import (
     refined,
 )
 from constraints.regex.writing import between
+from constraints.string_trie import StringTrie
 from constraints.where.evaluate import dropped_phrases, related, top_parts
 from constraints.where.terms import (
     And,
