@@ -207,6 +207,24 @@ def written_set(chars: Chars) -> str:
     return f"[{members}]" if members else r"[^\x{0}-\x{10FFFF}]"
 
 
+def between(low: int, high: int) -> str:
+    """The digits of the numbers from `low`, 0 or more, to `high`."""
+    options: list[str] = []
+    while low <= high:
+        # The longest run from here on: of all that have one digit more, as in [3-7][0-9]{2}.
+        num_free = 0
+        while low and low % 10 ** (num_free + 1) == 0 and low + 10 ** (num_free + 1) - 1 <= high:
+            num_free += 1
+        size = 10**num_free
+        kept, digit = divmod(low // size, 10)
+        num_digits = min(10 - digit, (high - low + 1) // size)
+        last = digit + num_digits - 1
+        free = f"[0-9]{{{num_free}}}" if num_free else ""
+        options.append(f"{kept or ''}{digit if digit == last else f'[{digit}-{last}]'}{free}")
+        low += num_digits * size
+    return f"(?:{'|'.join(options)})" if options else written_set(Chars(()))
+
+
 def has(chars: Chars, char: str) -> bool:
     """Whether the set has the character."""
     return any(first <= ord(char) <= last for first, last in chars.ranges)

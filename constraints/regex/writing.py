@@ -275,24 +275,6 @@ def bounds(min_count: int, max_count: int | None) -> str:
     return f"{{{min_count},{'' if max_count is None else max_count}}}"
 
 
-def between(low: int, high: int) -> str:
-    """The digits of the numbers from `low`, 0 or more, to `high`."""
-    options: list[str] = []
-    while low <= high:
-        # The longest run from here on: of all that have one digit more, as in [3-7][0-9]{2}.
-        num_free = 0
-        while low and low % 10 ** (num_free + 1) == 0 and low + 10 ** (num_free + 1) - 1 <= high:
-            num_free += 1
-        size = 10**num_free
-        kept, digit = divmod(low // size, 10)
-        num_digits = min(10 - digit, (high - low + 1) // size)
-        last = digit + num_digits - 1
-        free = f"[0-9]{{{num_free}}}" if num_free else ""
-        options.append(f"{kept or ''}{digit if digit == last else f'[{digit}-{last}]'}{free}")
-        low += num_digits * size
-    return f"(?:{'|'.join(options)})" if options else written_set(Chars(()))
-
-
 def is_found(pattern: str, text: str) -> bool:
     """Whether a schema's pattern matches somewhere in the text, as masks read it.
 

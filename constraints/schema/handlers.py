@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from math import lcm
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
-from constraints.regex.syntax import Pattern, Repeat, children
-from constraints.regex.writing import between, conjuncts, is_found, searching
+from constraints.regex.syntax import Pattern, Repeat, between, children
+from constraints.regex.writing import conjuncts, is_found, searching
 from constraints.schema import formats
 from constraints.schema.reading import TYPES, Json, below, is_annotation, shown
 from constraints.schema.rewriting import Handler, Place, put_patterns_last

@@ -43,7 +43,7 @@ from constraints.regex.dfa import (
     numbered,
     refined,
 )
-from constraints.regex.writing import between
+from constraints.regex.syntax import between
 from constraints.string_trie import StringTrie
 from constraints.where.evaluate import dropped_phrases, related, top_parts
 from constraints.where.terms import (

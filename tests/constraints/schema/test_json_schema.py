@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed
-from constraints.regex.writing import between
+from constraints.regex.syntax import between
 from constraints.schema.reading import read
 from tests.constraints.grammars.rig import accepts_value, of_schema
 
