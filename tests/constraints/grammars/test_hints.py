@@ -130,7 +130,7 @@ def test_a_choice_hints_at_its_shortest_strings() -> None:
 def test_hints_take_little_time(spec: ConstraintSpec) -> None:
     began_s = time.thread_time()
     hints_of(spec).all()
-    assert time.thread_time() - began_s < 2
+    assert time.thread_time() - began_s < 10  # half a second on an idle core
 
 
 @pytest.mark.parametrize(

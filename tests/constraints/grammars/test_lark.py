@@ -215,4 +215,4 @@ def test_many_negations_are_read_in_a_time_that_grows_with_them() -> None:
         text = f"A: {terminal}"
         found, began = words(text), thread_time()
         negations_as_texts(text, found, {})
-        assert thread_time() - began < 3  # 0.2 s; minutes where each looks at all others
+        assert thread_time() - began < 10  # 0.2 s; minutes where each looks at all others

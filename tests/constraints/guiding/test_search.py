@@ -358,7 +358,7 @@ def test_a_schema_that_is_made_to_take_long_takes_little_time(name: str) -> None
 
     dive(language.matcher(), mixed_vocabulary(), _ANY_LEN, hints)
 
-    assert time.thread_time() - began_s < 1
+    assert time.thread_time() - began_s < 5  # 0.2 s on an idle core
 
 
 def test_a_grammar_without_a_lexer_is_met_in_a_tight_budget() -> None:

@@ -76,7 +76,7 @@ def test_long_texts_compile_in_a_time_that_grows_with_them() -> None:
     texts = ["".join(map(chr, draw.integers(97, 123, 1500))) for _ in range(3)]
     began = thread_time()
     matcher = compile_where(OneOf(tuple(texts)), byte_vocabulary()).matcher()
-    assert thread_time() - began < 4  # 1 s on an idle core; going through all states for each 8 s
+    assert thread_time() - began < 6  # 1 s on an idle core; going through all states for each 8 s
     assert matcher.num_legal(list(texts[1].encode())) == 1500
 
 

@@ -590,7 +590,7 @@ async def test_half_a_million_prompts_are_refused_quickly(prompt: Any) -> None:
         gc.unfreeze()
 
     assert answer.status_code == 400
-    assert took_s < 1.5
+    assert took_s < 5.0  # 0.3 s on an idle core
 
 
 async def test_more_prompts_than_the_server_takes_are_refused_by_their_number() -> None:
