@@ -130,12 +130,12 @@ def wide_schema() -> ConstraintSpec:
     """100 properties, about 20 kB: of each string its characters are counted."""
     properties: dict[str, Json] = {}
     for index in range(100):
-        counted: Json = {"type": "string", "minLength": index, "maxLength": 1000 + index}
-        if index % 4 == 1:
-            pattern = f"^([A-Z]?[a-z]{{1,{20 + index}}}[ ,.]?){{1,{30 + index}}}$"
-            counted = {"type": "string", "pattern": pattern}
-        elif index % 4 == 2:
-            counted = {"type": "array", "items": {"type": "string", "maxLength": 100 + index}}
+        pattern = f"^([A-Z]?[a-z]{{1,{20 + index}}}[ ,.]?){{1,{30 + index}}}$"
+        counted = (
+            {"type": "string", "minLength": index, "maxLength": 1000 + index},
+            {"type": "string", "pattern": pattern},
+            {"type": "array", "items": {"type": "string", "maxLength": 100 + index}},
+        )[index % 3]
         properties[f"property_{index}"] = {**counted, "description": "what it is for; " * 8}
     return ConstraintSpec(Kind.JSON_SCHEMA, json.dumps({"properties": properties, **OBJECT}))
 
@@ -144,19 +144,12 @@ def wide_text() -> str:
     """An instance of it, more than 4 000 of the bundled model's tokens."""
     draw = random.Random(7)
     words = "the man and the dog went to the house with a new car and they said it was good".split()
-
-    def sentence(num_words: int) -> str:
-        return " ".join(draw.choices(words, k=num_words))
-
-    values: dict[str, Json] = {}
-    for index in range(100):
-        value: Json = sentence(30 + index // 4)
-        if index % 4 == 1:
-            value = sentence(20)
-        elif index % 4 == 2:
-            value = [sentence(5), sentence(4)]
-        values[f"property_{index}"] = value
-    return json.dumps(values)
+    long, matched, *items = (
+        [" ".join(draw.choices(words, k=num_words)) for _ in range(34)]
+        for num_words in (60, 20, 5, 4)
+    )
+    values = (long, matched, list(zip(*items, strict=True)))
+    return json.dumps({f"property_{n}": values[n % 3][n // 3] for n in range(100)})
 
 
 class TokenList:

@@ -7,6 +7,7 @@ for the last family. Nothing here is random, so that a failure can be named.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -40,20 +41,13 @@ BLOWS_UP_LATER = ConstraintSpec(Kind.REGEX, "x|y(((a|b|ab|ba){1,50}c?){1,50}d?){
 BLOWS_UP_ON = "y" + "ab" * 50
 
 
-def _regex(pattern: str) -> ConstraintSpec:
-    return ConstraintSpec(Kind.REGEX, pattern)
+_regex = partial(ConstraintSpec, Kind.REGEX)
+_lark = partial(ConstraintSpec, Kind.LARK)
+_gbnf = partial(ConstraintSpec, Kind.GBNF)
 
 
 def _schema(schema: object) -> ConstraintSpec:
     return ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
-
-
-def _lark(grammar: str) -> ConstraintSpec:
-    return ConstraintSpec(Kind.LARK, grammar)
-
-
-def _gbnf(grammar: str) -> ConstraintSpec:
-    return ConstraintSpec(Kind.GBNF, grammar)
 
 
 def _where(parts: list[str], operator: str) -> ConstraintSpec:

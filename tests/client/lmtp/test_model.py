@@ -32,6 +32,7 @@ from client.errors import (
 from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, endless, performing, three_letters
+from tests.router.rig import until
 
 
 async def test_a_stream_gives_its_tokens_and_then_the_answer() -> None:
@@ -286,13 +287,6 @@ async def test_a_closed_model_leaves_no_task() -> None:
         await asyncio.gather(task, return_exceptions=True)
         await model.close()
     assert asyncio.all_tasks() == before
-
-
-async def until(condition: object, timeout_s: float = 30.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 QUICK = RetryPolicy(first_pause_s=0.005, max_pause_s=0.01, max_tries=4)

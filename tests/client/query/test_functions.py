@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
@@ -22,7 +23,6 @@ from client.query import (
     sample,
     score,
 )
-from client.query.program import Program
 from client.query.reading.reader import read
 from client.sampling import Sampling
 from tests.client.query.running.models import ScriptedModel, in_turn
@@ -348,24 +348,17 @@ def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
     assert ask.run_sync("x", "y").prompt == "Say a x and 'y': 3"
 
 
+# Queries, as far as programs know them.
 INNER = {
     "step": F("(think of {about}: [T])"),
-    "answer": read('"(think: [T])"\nreturn "42"', name="answer"),
-    "told": read('"[T]"\nreturn T', name="told"),
+    "answer": SimpleNamespace(program=read('"(think: [T])"\nreturn "42"', name="answer")),
+    "told": SimpleNamespace(program=read('"[T]"\nreturn T', name="told")),
 }
-
-
-class Held:
-    """A query, as far as programs know it."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
 
 
 async def nested(text: str, *wishes: str, **names: object) -> Result[object]:
     """The result of a program with nested queries, in a model that has all of these wishes."""
-    held = {name: Held(each) if isinstance(each, Program) else each for name, each in INNER.items()}
-    return await run(text, {**held, **names}, model=ScriptedModel(lambda prompt: wishes))
+    return await run(text, {**INNER, **names}, model=ScriptedModel(lambda prompt: wishes))
 
 
 @pytest.mark.parametrize(
@@ -393,6 +386,6 @@ async def test_a_nested_query_fills_a_hole(text: str, prompt: str, values: tuple
 
 async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_help() -> None:
     inner = read('"[T]" where T in ["cow", "dog"]\n"[U]" where U in ["only"]\nreturn T')
-    names = {"inner": Held(inner), "ok": "dog".__eq__}
+    names = {"inner": SimpleNamespace(program=inner), "ok": "dog".__eq__}
 
     assert (await nested('"[X: inner]" where ok(X)', "cow", "dog", "only", **names))["X"] == "dog"

@@ -36,10 +36,6 @@ from tests.constraints.where.oracle import Oracle
 from tests.hypothesis_profiles import more_examples
 
 
-def ids_of(text: str) -> list[int]:
-    return list(text.encode())
-
-
 def test_after_an_end_nothing_is_legal_but_the_end() -> None:
     matcher = compiled("len(X) < 3").matcher()
     matcher.advance(END_ID)
@@ -76,7 +72,7 @@ def test_an_end_is_legal_only_where_the_expression_holds() -> None:
 )
 def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
     matcher = compiled(written).matcher()
-    for token_id in ids_of(prefix):
+    for token_id in prefix.encode():
         matcher.advance(token_id)
     suffix = matcher.deterministic_suffix()
     assert suffix.startswith(forced.encode())

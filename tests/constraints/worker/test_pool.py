@@ -32,6 +32,7 @@ from tests.constraints.worker.pools import (
 )
 from tests.native.compiler import needs_compiler
 from tests.native.kernel import needs_slices
+from tests.router.rig import until
 
 # Half a second of computing, or more.
 _COSTLY = costly()
@@ -47,14 +48,6 @@ def computed_s(pid: int) -> float:
     """How long a process has computed."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) / os.sysconf("SC_CLK_TCK")
-
-
-async def until(holds: object, timeout_s: float = 30.0) -> None:
-    """Waits for a condition, given as a function."""
-    assert callable(holds)
-    async with asyncio.timeout(timeout_s):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -34,7 +34,7 @@ from client.calls import (
     Scores,
     Usage,
 )
-from client.errors import ConstraintRefused, InvalidRequest, ServerFailed
+from client.errors import ConstraintRefused, InvalidRequest, ServerFailed, TandemError
 from client.query.errors import QueryError
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
@@ -396,12 +396,13 @@ def _language_of(constraint: Constraint | None) -> frozenset[str] | None:
 class Failing(ScriptedModel):
     """Fails in the middle of a hole."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: TandemError | None = None) -> None:
         super().__init__(in_turn())
+        self._error = error or ServerFailed("it broke", "step_failed")
 
     async def generate(self, call: GenerateCall) -> Answer:
         await asyncio.sleep(0)
-        raise ServerFailed("it broke", "step_failed")
+        raise self._error
 
 
 class Silent(ScriptedModel):

@@ -28,7 +28,7 @@ from client.query.running.decoding import (
     messages_of,
 )
 from client.query.running.results import State
-from tests.client.query.running.models import ScriptedModel, behind, in_turn
+from tests.client.query.running.models import Failing, ScriptedModel, behind, in_turn
 
 TWO_HOLES = r"""
 "Name: [NAME]\n{NAME} is [AGE]"
@@ -143,20 +143,9 @@ async def test_a_refused_constraint_points_at_its_hole() -> None:
         await run(GREETING, model=ScriptedModel(lambda prompt: ["hm"]))
 
 
-class Refusing(ScriptedModel):
-    """Answers with an error."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(in_turn())
-        self._error = error
-
-    async def generate(self, call: GenerateCall) -> Answer:
-        raise self._error
-
-
 async def test_errors_of_the_server_come_as_they_are() -> None:
     with pytest.raises(Overloaded, match="later"):
-        await run(GREETING, model=Refusing(Overloaded("later")))
+        await run(GREETING, model=Failing(Overloaded("later")))
 
 
 class Hurried(ScriptedModel):
@@ -188,7 +177,7 @@ async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
     what = "`constraint`: nothing satisfies `X != 'X'`"
     told = ConstraintRefused(what, "constraint_error", "constraint")
     with pytest.raises(Unsatisfiable, match=r"\[NAME\]: nothing satisfies `NAME != 'X'`"):
-        await run('"[NAME]" where NAME != "X"', model=Refusing(told))
+        await run('"[NAME]" where NAME != "X"', model=Failing(told))
 
 
 async def test_a_line_of_the_trace_file_is_one_whatever_was_written(tmp_path: Path) -> None:
