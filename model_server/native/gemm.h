@@ -256,17 +256,23 @@ constexpr int kVectorRows = 6, kWideRows = 3;
 constexpr int kVectorRows = 3, kWideRows = 1;
 #endif
 constexpr int kTileRows = NATIVE_AMX ? 32 : kVectorRows;  // at most
-inline int tile_rows(const Matrix &matrix) { return matrix.in_tiles() ? kTileRows : kVectorRows; }
+// Each row of a matrix in groups has sums of two kinds: with more rows these would go to memory.
+constexpr int kGroupRows = kVectorRows < 8 ? kVectorRows : 8;
+inline int tile_rows(const Matrix &matrix) {
+  return matrix.in_tiles() ? kTileRows : matrix.in_groups() ? kGroupRows : kVectorRows;
+}
 
 // Up to tile_rows() rows, ready for products with matrices of one format and k. Unit u of row r:
 // units[u * num_rows + r] where row_step is 0, else units[r * row_step + u]; for AMX see amx.h.
 struct RowTile {
   const uint32_t *units;
-  const float *scales;  // of bytes: per row; for groups: [num_rows][num_groups()]
+  // Of bytes: per row; for groups: [num_groups()][num_rows] where row_step is 0, else the other way
+  // round.
+  const float *scales;
   int64_t row_step;
   int num_rows;
-  // For groups: [num_rows][num_groups()], of a row's numbers; without minimums the bits of whole
-  // numbers, those sums times -zero.
+  // For groups, laid out as `scales`, of a row's numbers; without minimums the bits of whole numbers,
+  // those sums times -zero.
   const float *sums = nullptr;
 
   int32_t taken_off(int64_t i) const {
@@ -321,26 +327,33 @@ ALWAYS_INLINE void join_word(typename Dot::Sums (&total)[R][N], const Words (&wo
   (join_part<Dot, U, kPacked>(total, words, units, row_step), ...);
 }
 
-// The sums of a tile of R rows over one panel, as [R][32] floats: scaled, and with the bias. `ahead`
-// is what to bring into the cache on the way, a panel's worth.
-template <class Dot, int R, bool kPacked, bool kAhead>
-void multiply_tile(const Matrix &matrix, int64_t panel, const RowTile &tile, const char *ahead,
+// What a tile brings into the cache on the way: at each word of the panel two lines, or one.
+struct Fetch {
+  const char *from;
+  int64_t step;  // from word to word
+};
+
+// The sums of a tile of R rows over one panel, as [R][32] floats: scaled, and with the bias. kLines:
+// see Fetch.
+template <class Dot, int R, bool kPacked, int kLines>
+void multiply_tile(const Matrix &matrix, int64_t panel, const RowTile &tile, Fetch fetch,
                    float *to) {
   constexpr int kWide = R <= kWideRows ? 2 : 1;
   const int64_t num_words = matrix.num_words(), row_step = tile.row_step;
+  const int64_t step = kLines == 2 ? 128 : fetch.step * kWide / 2;
+  const char *next = fetch.from;
   const char *packed = static_cast<const char *>(matrix.packed) + panel * matrix.panel_bytes();
   for (int half = 0; half < 2; half += kWide) {
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(packed) + half * 16;
     const uint32_t *units = tile.units;
+    if constexpr (kLines == 2) next = fetch.from + half * 64;
     typename Dot::Sums total[R][kWide] = {};
-    for (int64_t word = 0; word < num_words; ++word, weights += kColumns) {
+    for (int64_t word = 0; word < num_words; ++word, weights += kColumns, next += step) {
       Words words[kWide];
 #pragma GCC unroll 2
       for (int n = 0; n < kWide; ++n) words[n] = load(weights + n * 16);
-      if constexpr (kAhead) {
 #pragma GCC unroll 2
-        for (int n = 0; n < kWide; ++n) __builtin_prefetch(ahead + word * 128 + (half + n) * 64);
-      }
+      for (int n = 0; n < (kLines == 2 ? kWide : kLines); ++n) __builtin_prefetch(next + n * 64);
       join_word<Dot, kPacked>(total, words, units, row_step,
                               std::make_integer_sequence<int, Dot::kUnits>{});
       units += kPacked ? R * Dot::kUnits : Dot::kUnits;
@@ -381,29 +394,32 @@ class PanelValues {
 };
 
 // As multiply_tile, of weights in groups.
-template <class Dot, int R, bool kPacked, bool kAhead>
-void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, const char *ahead,
+template <class Dot, int R, bool kPacked, int kLines>
+void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, Fetch fetch,
                      float *to) {
   constexpr int kWide = R * Dot::kSums <= kWideRows ? 2 : 1, kUnits = Dot::kUnits;
   constexpr int kWords = Dot::kWords;
   const int64_t num_groups = matrix.num_groups();
   const int64_t num_blocks = matrix.group_len / (kWords * Dot::kPack);
   const int64_t row_step = kPacked ? 1 : tile.row_step;
+  const int64_t next_row = kPacked ? 1 : num_groups, next_group = kPacked ? R : 1;  // of scales
   const bool has_minimums = matrix.has_minimums();
+  const int64_t step = kLines == 2 ? 128 : fetch.step * kWide / 2;
+  const char *next = fetch.from;
   const PanelValues all_scales(matrix, matrix.group_scales, panel);
   const PanelValues all_minimums(matrix, matrix.group_minimums, panel);
   const char *packed = static_cast<const char *>(matrix.packed) + panel * matrix.panel_bytes();
   for (int half = 0; half < 2; half += kWide) {
     const uint32_t *weights = reinterpret_cast<const uint32_t *>(packed) + half * 16;
     const uint32_t *units = tile.units;
-    const char *next = ahead + half * 64;
+    if constexpr (kLines == 2) next = fetch.from + half * 64;
     Floats total[R][kWide] = {};
     for (int64_t group = 0; group < num_groups; ++group) {
       Ints sums[R][kWide][Dot::kSums] = {};
       if (!has_minimums) {
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
-          const Ints begin = broadcast(tile.taken_off(r * num_groups + group));
+          const Ints begin = broadcast(tile.taken_off(r * next_row + group * next_group));
 #pragma GCC unroll 2
           for (int n = 0; n < kWide; ++n) sums[r][n][Dot::kSums - 1] = begin;
         }
@@ -414,12 +430,12 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
 #pragma GCC unroll 2
           for (int n = 0; n < kWide; ++n) high[n] = load(weights + kWords * kColumns + n * 16);
 #pragma GCC unroll 4
-        for (uint32_t w = 0; w < kWords; ++w, weights += kColumns, next += 128) {
+        for (uint32_t w = 0; w < kWords; ++w, weights += kColumns, next += step) {
           Words parts[kWide][Dot::kParts];
 #pragma GCC unroll 2
           for (int n = 0; n < kWide; ++n) {
             Dot::split(load(weights + n * 16), high[n], w, parts[n]);
-            if constexpr (kAhead) __builtin_prefetch(next + n * 64);
+            if (n < kLines) __builtin_prefetch(next + n * 64);
           }
 #pragma GCC unroll 12
           for (int r = 0; r < R; ++r) {
@@ -433,25 +449,24 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
           units += kPacked ? R * kUnits : kUnits;
         }
         if constexpr (Dot::kHigh > 0) {
-          if constexpr (kAhead)
 #pragma GCC unroll 2
-            for (int n = 0; n < kWide; ++n) __builtin_prefetch(next + n * 64);
+          for (int n = 0; n < (kLines == 2 ? kWide : kLines); ++n) __builtin_prefetch(next + n * 64);
           weights += kColumns;
-          next += 128;
+          next += step;
         }
       }
       Floats scales[kWide];
 #pragma GCC unroll 2
       for (int n = 0; n < kWide; ++n) scales[n] = all_scales.at(group, (half + n) * 16);
       if (!has_minimums) {
-        join_group<Dot>(total, sums, tile.scales + group, num_groups, scales);
+        join_group<Dot>(total, sums, tile.scales + group * next_group, next_row, scales);
         continue;
       }
       Floats minimums[kWide];
 #pragma GCC unroll 2
       for (int n = 0; n < kWide; ++n) minimums[n] = all_minimums.at(group, (half + n) * 16);
-      join_group<Dot>(total, sums, tile.sums + group, tile.scales + group, num_groups, scales,
-                      minimums);
+      join_group<Dot>(total, sums, tile.sums + group * next_group,
+                      tile.scales + group * next_group, next_row, scales, minimums);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
@@ -469,35 +484,39 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
 // of a process, whatever instruction set each was compiled for.
 namespace {
 
-using Multiply = void (*)(const Matrix &, int64_t, const RowTile &, const char *, float *);
+using Multiply = void (*)(const Matrix &, int64_t, const RowTile &, Fetch, float *);
 
-template <class Dot, bool kPacked, bool kAhead, int... R>
+template <class Dot, bool kPacked, int kLines, int... R>
 constexpr auto multiply_functions(std::integer_sequence<int, R...>) {
-  return std::array<Multiply, sizeof...(R)>{&multiply_tile<Dot, R + 1, kPacked, kAhead>...};
+  return std::array<Multiply, sizeof...(R)>{&multiply_tile<Dot, R + 1, kPacked, kLines>...};
 }
 
-template <class Dot, bool kPacked, bool kAhead, int... R>
+template <class Dot, bool kPacked, int kLines, int... R>
 constexpr auto group_functions(std::integer_sequence<int, R...>) {
-  return std::array<Multiply, sizeof...(R)>{&multiply_groups<Dot, R + 1, kPacked, kAhead>...};
+  return std::array<Multiply, sizeof...(R)>{&multiply_groups<Dot, R + 1, kPacked, kLines>...};
 }
 
-template <bool kPacked, bool kAhead>
+template <bool kPacked, int kLines>
 Multiply multiply_function(int64_t format, int num_rows) {
   using Rows = std::make_integer_sequence<int, kVectorRows>;
+  using Groups = std::make_integer_sequence<int, kGroupRows>;
   static constexpr std::array kFunctions = {
-      multiply_functions<F32Dot, kPacked, kAhead>(Rows{}),
-      multiply_functions<Bf16Dot, kPacked, kAhead>(Rows{}),
-      multiply_functions<Int8Dot, kPacked, kAhead>(Rows{}),
-      multiply_functions<WideDot, kPacked, kAhead>(Rows{}),
-      group_functions<Int4Dot, kPacked, kAhead>(Rows{}),
-      group_functions<Int5Dot, kPacked, kAhead>(Rows{}),
-      group_functions<Int6Dot, kPacked, kAhead>(Rows{}),
-      group_functions<GroupedInt8Dot, kPacked, kAhead>(Rows{}),
-      group_functions<Int4WideDot, kPacked, kAhead>(Rows{}),
-      group_functions<Int5WideDot, kPacked, kAhead>(Rows{}),
-      group_functions<Int6WideDot, kPacked, kAhead>(Rows{}),
-      group_functions<GroupedInt8WideDot, kPacked, kAhead>(Rows{}),
+      multiply_functions<F32Dot, kPacked, kLines>(Rows{}),
+      multiply_functions<Bf16Dot, kPacked, kLines>(Rows{}),
+      multiply_functions<Int8Dot, kPacked, kLines>(Rows{}),
+      multiply_functions<WideDot, kPacked, kLines>(Rows{}),
   };
+  static constexpr std::array kOfGroups = {
+      group_functions<Int4Dot, kPacked, kLines>(Groups{}),
+      group_functions<Int5Dot, kPacked, kLines>(Groups{}),
+      group_functions<Int6Dot, kPacked, kLines>(Groups{}),
+      group_functions<GroupedInt8Dot, kPacked, kLines>(Groups{}),
+      group_functions<Int4WideDot, kPacked, kLines>(Groups{}),
+      group_functions<Int5WideDot, kPacked, kLines>(Groups{}),
+      group_functions<Int6WideDot, kPacked, kLines>(Groups{}),
+      group_functions<GroupedInt8WideDot, kPacked, kLines>(Groups{}),
+  };
+  if (format >= kInt4) return kOfGroups[format - kInt4][num_rows - 1];
   return kFunctions[format][num_rows - 1];
 }
 
@@ -536,27 +555,31 @@ inline void multiply_amx(const Matrix &matrix, int64_t panel, const RowTile &til
 template <class F>
 void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, int64_t num_tiles,
                     [[maybe_unused]] Registers &registers, F finish) {
-  // The first tile fetches its own panel some way ahead, the second one what follows it.
-  constexpr int64_t kAhead = NATIVE_AMX ? 8192 : 3072;
+  // One tile fetches its own panel some way ahead. Several share the next panel, so that memory is
+  // read all the time.
+  constexpr int64_t kAhead = 3072;
+  const bool is_alone = num_tiles == 1;
+  const int64_t step = is_alone ? 2 * 64 : (2 * 64 + num_tiles - 1) / num_tiles;
   const char *next = static_cast<const char *>(matrix.packed) + (panel + 1) * matrix.panel_bytes();
   alignas(64) float sums[kTileRows * kColumns];
   for (int64_t t = 0; t < num_tiles; ++t) {
     const RowTile &tile = tiles[t];
-    const bool packed = tile.row_step == 0;
-    const char *ahead = t == 0 ? next - matrix.panel_bytes() + kAhead : next;
 #if NATIVE_AMX
     if (matrix.in_tiles()) {
+      // The first fetches its own, the second the next.
+      const char *ahead = t == 0 ? next - matrix.panel_bytes() + 8192 : next;
       registers.shape(tile.num_rows);
       multiply_amx(matrix, panel, tile, t < 2, ahead, sums);
       finish(t, sums);
       continue;
     }
 #endif
-    const auto multiply =
-        packed ? t < 2 ? multiply_function<true, true>(matrix.format, tile.num_rows)
-                       : multiply_function<true, false>(matrix.format, tile.num_rows)
-               : multiply_function<false, true>(matrix.format, tile.num_rows);
-    multiply(matrix, panel, tile, ahead, sums);
+    const char *from = is_alone ? next - matrix.panel_bytes() + kAhead
+                                : next + t * step * matrix.num_words();
+    const auto multiply = tile.row_step > 0 ? multiply_function<false, 2>(matrix.format, tile.num_rows)
+                          : is_alone ? multiply_function<true, 2>(matrix.format, tile.num_rows)
+                                     : multiply_function<true, 1>(matrix.format, tile.num_rows);
+    multiply(matrix, panel, tile, {from, step}, sums);
     finish(t, sums);
   }
 }
@@ -725,37 +748,15 @@ inline float inverse_of(float scale) {
   return scale >= FLT_MIN ? 1.f / scale : 0.f;  // NaN, too, is written as zeros
 }
 
-// Scales of a row's numbers along k, each of 2^shift numbers, which are a multiple of 16.
-struct GroupScales {
-  const float *scales = nullptr;
-  int shift = 0;
-
-  float inverse(int64_t i) const { return inverse_of(scales[i >> shift]); }
-};
-
-// As above, with more than one scale: whole numbers are encoded.
-template <class Encoder, class E>
-ALWAYS_INLINE void encode_chunk(const E *row, int64_t k, int64_t first, const GroupScales &scales,
-                                uint32_t *to) {
-  float numbers[Encoder::kElements];
-  for (int64_t i = 0; i < Encoder::kElements; i += 16) {
-    Floats x = broadcast(0.f);
-    if (first + i < k) x = floats_of(quantised(row + first + i, scales.inverse(first + i)));
-    store(numbers + i, x);
-  }
-  Encoder::encode(numbers, 1.f, to);
-}
-
-// The scale of a row in whole numbers: its largest magnitude is `most`, 127 in 8 bits. A row with infinity or NaN has NaN for
-// a scale, and so for results.
+// The scale of a row in whole numbers: its largest magnitude is `most`, 127 in 8 bits. A row with
+// infinity or NaN has NaN for a scale, and so for results.
 template <class E>
-float scale_of(const E *row, int64_t k, float most = 127.f) {
+ALWAYS_INLINE float scale_of(const E *row, int64_t k, float most = 127.f) {
   constexpr int32_t kMagnitude = 0x7fffffff, kInfiniteBits = 0x7f800000;
   // Of the bits of magnitudes, which are in the same order. Two chains, to be quicker.
   Ints largest[2] = {broadcast(int32_t{0}), broadcast(int32_t{0})};
   const auto join = [&](Ints &to, Floats x) {
-    const Ints bits = bits_as<int32_t>(x) & broadcast(kMagnitude);
-    to = select(to < bits, bits, to);
+    to = larger(to, bits_as<int32_t>(x) & broadcast(kMagnitude));
   };
   int64_t i = 0;
   for (; i + 32 <= k; i += 32) {
@@ -768,11 +769,7 @@ float scale_of(const E *row, int64_t k, float most = 127.f) {
     join(largest[0], bits_as<float>(load(chunk)));
   }
   join(largest[0], bits_as<float>(largest[1]));
-  Ints::Register tops = largest[0].part[0];
-  for (Ints::Register part : largest[0].part) tops = tops < part ? part : tops;
-  int32_t lanes[kLanes];
-  std::memcpy(lanes, &tops, sizeof tops);
-  const int32_t top = *std::max_element(lanes, lanes + kLanes);
+  const int32_t top = largest_of(largest[0]);
   float magnitude;
   std::memcpy(&magnitude, &top, sizeof magnitude);
   return (top >= kInfiniteBits ? __builtin_nanf("") : magnitude) / most;
@@ -838,16 +835,16 @@ inline void write_transposed(const uint32_t (&block)[16][16], int num_rows, int6
     }
 }
 
-// [unit][stride] of up to 16 rows. A null row is zeros. S: a float for each row, or GroupScales.
-template <class Encoder, class S, class E>
+// [unit][stride] of up to 16 rows. A null row is zeros.
+template <class Encoder, class E>
 void encode_rows(const E *const *rows, int num_rows, int64_t k, int64_t num_units,
-                 const S *inverse_scales, int64_t stride, uint32_t *to) {
+                 const float *inverse_scales, int64_t stride, uint32_t *to) {
   alignas(64) uint32_t block[16][16] = {};
   for (int64_t unit = 0; unit < num_units; unit += 16) {
     for (int r = 0; r < num_rows; ++r)
       if (rows[r] != nullptr)
         encode_chunk<Encoder>(rows[r], k, unit / 16 * Encoder::kElements,
-                              inverse_scales ? inverse_scales[r] : S{}, block[r]);
+                              inverse_scales ? inverse_scales[r] : 0.f, block[r]);
     write_transposed(block, num_rows, std::min<int64_t>(16, num_units - unit), stride,
                      to + unit * stride);
   }
@@ -873,11 +870,11 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
     }
     auto *to = static_cast<uint32_t *>(packed) + half / 2 * num_words * kColumns + half % 2 * 16;
     if (shape.format == kF32)
-      encode_rows<F32Encoder, float>(own, 16, k, num_words, nullptr, kColumns, to);
+      encode_rows<F32Encoder>(own, 16, k, num_words, nullptr, kColumns, to);
     else if (shape.format == kBf16 || shape.format == kWide)
-      encode_rows<Bf16Encoder, float>(own, 16, k, num_words, nullptr, kColumns, to);
+      encode_rows<Bf16Encoder>(own, 16, k, num_words, nullptr, kColumns, to);
     else
-      encode_rows<ByteEncoder<0>, float>(own, 16, k, num_words, inverse_scales, kColumns, to);
+      encode_rows<ByteEncoder<0>>(own, 16, k, num_words, inverse_scales, kColumns, to);
     if (shape.format != kInt8) continue;
     for (int r = 0; r < 16; ++r) {
       int32_t sum = 0;
@@ -967,12 +964,13 @@ inline int64_t prepared_units(const Matrix &matrix, int64_t num_rows) {
   return num_rows * (num_units(matrix) + 2 * matrix.num_groups());
 }
 
-template <class Encoder, class S, class E>
+// Interleaved where row_step is 0: see RowTile.
+template <class Encoder, class E>
 void encode_tile(const E *const *rows, int num_rows, int64_t k, int64_t num_units,
-                 const S *inverse_scales, bool interleaved, uint32_t *to) {
-  if (interleaved)
+                 const float *inverse_scales, int64_t row_step, uint32_t *to) {
+  if (row_step == 0)
     return encode_rows<Encoder>(rows, num_rows, k, num_units, inverse_scales, num_rows, to);
-  for (int r = 0; r < num_rows; ++r, to += num_units) {
+  for (int r = 0; r < num_rows; ++r, to += row_step) {
     int64_t unit = 0, first = 0;
     for (; unit + 16 <= num_units; unit += 16, first += Encoder::kElements)
       encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to + unit);
@@ -992,22 +990,29 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
       encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to);
 }
 
-// The scales of each group's numbers of a row, and its sums: see RowTile.
+// `count` numbers of a row as whole numbers, whose groups' scales and sums (see RowTile) lie `step`
+// apart.
 template <class E>
-void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums) {
+void quantise_groups(const Matrix &matrix, const E *row, int64_t count, float *scales, float *sums,
+                     int64_t step, float *numbers) {
   const float most = matrix.format < kInt4Wide ? 127.f : kWideMost;
-  for (int64_t first = 0; first < matrix.k; first += matrix.group_len) {
-    *scales = scale_of(row + first, matrix.group_len, most);
-    const float inverse = inverse_of(*scales++);
+  const int64_t len = matrix.group_len;
+  const bool has_minimums = matrix.has_minimums();
+  const auto zero = static_cast<int32_t>(matrix.zero);
+  for (int64_t first = 0; first < count; first += len, scales += step, sums += step) {
+    const float scale = scale_of(row + first, len, most), inverse = inverse_of(scale);
     Ints lanes = broadcast(int32_t{0});
-    for (int64_t i = first; i < first + matrix.group_len; i += 16)
-      lanes = lanes + quantised(row + i, inverse);
-    *sums = sum_of(floats_of(lanes));  // exact
-    if (!matrix.has_minimums()) {
-      const auto taken_off = static_cast<int32_t>(-matrix.zero * static_cast<int64_t>(*sums));
-      std::memcpy(sums, &taken_off, sizeof taken_off);
+    for (int64_t i = first; i < first + len; i += 16) {
+      const Ints whole = quantised(row + i, inverse);
+      store(numbers + i, floats_of(whole));
+      lanes = lanes + whole;
     }
-    ++sums;
+    const int32_t sum = fold(lanes, [](auto a, auto b) { return a + b; }), taken_off = -zero * sum;
+    *scales = scale;
+    if (has_minimums)
+      *sums = static_cast<float>(sum);
+    else
+      std::memcpy(sums, &taken_off, sizeof taken_off);
   }
 }
 
@@ -1015,22 +1020,31 @@ void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums
 template <class E>
 RowTile prepare_groups(const Matrix &matrix, const E *rows, int64_t row_stride, int num_rows,
                        bool many, uint32_t *to) {
-  const int64_t k = matrix.k, num_units = ::num_units(matrix);
+  constexpr int64_t kMost = 512;  // at a time: a multiple of every group's length
+  const int64_t k = matrix.k, num_units = ::num_units(matrix), num_groups = matrix.num_groups();
+  const int64_t row_step = many ? 0 : num_units;
+  const int64_t next_row = many ? 1 : num_groups, next_group = many ? num_rows : 1;  // of scales
   auto *scales = reinterpret_cast<float *>(to + num_rows * num_units);
-  float *sums = scales + num_rows * matrix.num_groups();
-  const E *own[kVectorRows];
-  GroupScales of_rows[kVectorRows];
-  for (int r = 0; r < num_rows; ++r) {
-    own[r] = rows + r * row_stride;
-    of_rows[r] = {scales + r * matrix.num_groups(), __builtin_ctzll(matrix.group_len)};
-    scale_groups(matrix, own[r], scales + r * matrix.num_groups(), sums + r * matrix.num_groups());
+  float *sums = scales + num_rows * num_groups;
+  alignas(64) float numbers[kGroupRows][kMost];
+  const float *own[kGroupRows];
+  float ones[kGroupRows];
+  for (int64_t first = 0; first < k; first += kMost) {
+    const int64_t count = std::min(kMost, k - first), unit = first * num_units / k;
+    for (int r = 0; r < num_rows; ++r) {
+      const int64_t scale = r * next_row + first / matrix.group_len * next_group;
+      quantise_groups(matrix, rows + r * row_stride + first, count, scales + scale, sums + scale,
+                      next_group, numbers[r]);
+      own[r] = numbers[r];
+      ones[r] = 1.f;
+    }
+    uint32_t *units = to + (many ? unit * num_rows : unit);
+    if (4 * num_units == k)
+      encode_tile<ByteEncoder<0>>(own, num_rows, count, count / 4, ones, row_step, units);
+    else
+      encode_tile<WideRowEncoder>(own, num_rows, count, count * num_units / k, ones, row_step, units);
   }
-  const bool is_bytes = 4 * num_units == k;
-  if (is_bytes)
-    encode_tile<ByteEncoder<0>, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
-  else
-    encode_tile<WideRowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
-  return {to, scales, many ? 0 : num_units, num_rows, sums};
+  return {to, scales, row_step, num_rows, sums};
 }
 
 // Makes up to tile_rows() rows of E, `row_stride` elements apart, ready for `matrix`. `many`: the rows
@@ -1042,7 +1056,7 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
                      bool many, uint32_t *to, float *scales) {
   constexpr bool kIsFloat = std::is_same_v<E, float>;
   const int64_t k = matrix.k, format = matrix.format;
-  const int64_t num_units = ::num_units(matrix);
+  const int64_t num_units = ::num_units(matrix), row_step = many ? 0 : num_units;
   const bool as_it_lies = format == kF32    ? kIsFloat
                           : format == kWide ? kIsFloat && k % 2 == 0
                           : format == kBf16 ? !kIsFloat && Bf16Dot::kUnits == 1 && k % 2 == 0 &&
@@ -1066,10 +1080,10 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
     else
       encode_steps<ByteEncoder<0>>(own, num_rows, k, num_units, inverse_scales, to);
   } else if (format == kF32 || format == kWide)
-    encode_tile<F32Encoder, float>(own, num_rows, k, num_units, inverse_scales, many, to);
+    encode_tile<F32Encoder>(own, num_rows, k, num_units, inverse_scales, row_step, to);
   else if (format == kBf16)
-    encode_tile<Bf16RowEncoder, float>(own, num_rows, k, num_units, inverse_scales, many, to);
+    encode_tile<Bf16RowEncoder>(own, num_rows, k, num_units, inverse_scales, row_step, to);
   else
-    encode_tile<Int8RowEncoder, float>(own, num_rows, k, num_units, inverse_scales, many, to);
-  return {to, format == kInt8 ? scales : nullptr, many ? 0 : num_units, num_rows};
+    encode_tile<Int8RowEncoder>(own, num_rows, k, num_units, inverse_scales, row_step, to);
+  return {to, format == kInt8 ? scales : nullptr, row_step, num_rows};
 }

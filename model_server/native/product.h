@@ -219,7 +219,7 @@ class ProductRunner {
       const Matrix &expand = added.expands[place];
       const auto *rows = reinterpret_cast<const uint32_t *>(added.shrunk + (row + r) * added.stride);
       const RowTile tile{rows, nullptr, added.stride, static_cast<int>(end - r)};
-      multiply_function<false, false>(expand.format, tile.num_rows)(expand, panel, tile, nullptr,
+      multiply_function<false, 0>(expand.format, tile.num_rows)(expand, panel, tile, {},
                                                                     more);
       for (int64_t i = 0; i < (end - r) * kColumns; i += 16)
         store(sums + r * kColumns + i, load(sums + r * kColumns + i) + load(more + i));

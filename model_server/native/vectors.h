@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -129,22 +130,35 @@ ALWAYS_INLINE Floats multiply_add(Floats a, Floats b, Floats sum) {
   });
 }
 
-// Sums and largest of the lanes, always in the same order.
-ALWAYS_INLINE float sum_of(Floats v) {
-  float lanes[16];
-  store(lanes, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-  return lanes[0];
+// Lane i of a register joined with lane i ^ S.
+template <int S, class Register, class F, int... I>
+ALWAYS_INLINE Register fold_lanes(Register v, F join, std::integer_sequence<int, I...> lanes) {
+#if defined(__clang__)
+  v = join(v, __builtin_shufflevector(v, v, (I ^ S)...));
+#else
+  v = join(v, __builtin_shuffle(v, Ints::Register{(I ^ S)...}));
+#endif
+  if constexpr (S > 1) return fold_lanes<S / 2>(v, join, lanes);
+  return v;
 }
-ALWAYS_INLINE Floats larger(Floats a, Floats b) { return select(a < b, b, a); }
-ALWAYS_INLINE float largest_of(Floats v) {
-  float lanes[16];
-  store(lanes, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int lane = 0; lane < width; ++lane)
-      lanes[lane] = lanes[lane] < lanes[lane + width] ? lanes[lane + width] : lanes[lane];
-  return lanes[0];
+
+// The lanes joined, always in the same order: those a half apart, those a quarter apart and so on.
+template <class T, class F>
+ALWAYS_INLINE T fold(Vector<T> v, F join) {
+  for (int half = Vector<T>::kRegisters / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) v.part[i] = join(v.part[i], v.part[i + half]);
+  return fold_lanes<kLanes / 2>(v.part[0], join, std::make_integer_sequence<int, kLanes>{})[0];
+}
+ALWAYS_INLINE float sum_of(Floats v) {
+  return fold(v, [](auto a, auto b) { return a + b; });
+}
+template <class T>
+ALWAYS_INLINE Vector<T> larger(Vector<T> a, Vector<T> b) {
+  return each<T>([&](int i) { return a.part[i] < b.part[i] ? b.part[i] : a.part[i]; });
+}
+template <class T>
+ALWAYS_INLINE T largest_of(Vector<T> v) {
+  return fold(v, [](auto a, auto b) { return a < b ? b : a; });
 }
 
 // e^x for x <= 0, to 2 ulp: exactly 1 at 0, and 0 where a float would be subnormal. Reduces by ln 2
