@@ -179,7 +179,7 @@ class StepQueue:
         if self._unanswered is None:
             return False
         _, running = self._unanswered
-        if running.is_ready:
+        if _may_be_finished(running):
             self._answer()
         else:
             time.sleep(_POLL_INTERVAL_S)
@@ -225,18 +225,25 @@ class StepQueue:
         self._unanswered = None
         try:
             output = self._runner.finish(running)
-        except BaseException as error:  # noqa: BLE001 -- it is the answer
-            self._fail(step, error)
-        else:
             step.answer(output)
             self._tracer.stepped(step.call, output)
             if not self._runner.is_prepared:
                 self._device_thread.submit(self._runner.prepare)
+        except BaseException as error:  # noqa: BLE001 -- it is the answer
+            self._fail(step, error)
 
     def _fail(self, step: GivenStep, error: BaseException) -> None:
         self._failed = self._failed or step.number
         self._tracer.failed(step.call, time.perf_counter_ns() - step.given_ns, error)
         step.fail(error)
+
+
+def _may_be_finished(running: StepInFlight) -> bool:
+    # A device that has failed may raise here; finishing the step says why, to other ranks as well.
+    try:
+        return running.is_ready
+    except Exception:  # noqa: BLE001 -- the end of the step raises it again
+        return True
 
 
 def _set_result(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:

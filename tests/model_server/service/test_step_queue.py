@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +13,7 @@ from model_server.engine.first_rank import StepInFlight
 from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, StaleEpoch
 from model_server.service.device_thread import DeviceThread
-from model_server.service.step_queue import LoopCaller, StepQueue
+from model_server.service.step_queue import GivenStep, LoopCaller, StepQueue
 from model_server.service.tracing import StepCall
 from model_server.step import StepOutput
 from proto.contract import NewSequence, RunningUpdate
@@ -45,6 +46,19 @@ class Step(StepInFlight):
     @property
     def is_ready(self) -> bool:
         return self.may_be_read
+
+
+class LostStep(Step):
+    """The device fails after it was launched: asking for it raises, and so does finishing it."""
+
+    num_asked = 0
+
+    @property
+    def is_ready(self) -> bool:
+        self.num_asked += 1
+        if self.num_asked > 1:
+            raise RuntimeError("the device fell off")
+        return False
 
 
 def fails() -> None:
@@ -214,6 +228,29 @@ async def test_a_step_behind_one_that_fails_in_flight_is_refused(queue: Queue) -
     assert all("follows step 1, which failed" in str(answer) for answer in answers[1:])
 
 
+async def test_a_device_that_fails_while_a_step_is_in_flight_fails_that_step(queue: Queue) -> None:
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(MemoryError):
+            await queue.run(LostStep(error=MemoryError()), 1)
+    queue.begin_epoch(2)
+    assert await queue.run(Step(7), 1) == 7
+
+
+async def test_a_step_whose_answer_cannot_be_given_fails_and_the_thread_goes_on() -> None:
+    with DeviceThread() as thread:
+        steps = StepQueue(Steps({0: Step(1), 1: Step(2)}), thread)
+        failed: Future[BaseException] = Future()
+        answered: Future[StepOutput] = Future()
+        first = StepCall(dropped_ids=(0,))
+        thread.submit(steps.give, GivenStep(first, None, _cannot_answer, failed.set_result))
+        assert isinstance(failed.result(WAIT_S), OverflowError)
+        second = StepCall(dropped_ids=(1,))
+        thread.submit(
+            steps.give, GivenStep(second, None, answered.set_result, answered.set_exception)
+        )
+        assert answered.result(WAIT_S).total_ns == 2
+
+
 async def _called(caller: LoopCaller) -> bool:
     """Whether a call from another thread arrives."""
     arrived = asyncio.Event()
@@ -235,6 +272,10 @@ async def test_a_caller_that_follows_another_on_the_same_loop_is_heard() -> None
         del caller
         gc.collect()
         await asyncio.sleep(0)
+
+
+def _cannot_answer(output: StepOutput) -> None:
+    raise OverflowError
 
 
 def _wait(event: threading.Event) -> None:
