@@ -40,7 +40,7 @@ MAX_FIRST_TRIES = 30_000
 _MAX_TRIED_LEN = 33
 _JSON_CLOSERS = (b"}", b"]")
 _SIMPLE = (b"0", b"null", b"true", b'""', b"[]", b"{}")
-_SIMPLE_ITEM = re.compile(rb'(?:[0-9]|null|true|""|\[\]|\{\}),\s*\Z')
+_SIMPLE_ITEMS = tuple(each + b"," for each in (*_SIMPLE, *(b"%d" % n for n in range(1, 10))))
 _SPACE = b" \t\r\n"
 # Of the other bytes: what ends or parts values before what makes them longer.
 _LIKED = tuple(bytes((byte,)) for byte in b'",:1234567890{[-aA.@/ ')
@@ -121,7 +121,8 @@ class _Dive:
 
     def _other_item(self, text: bytes) -> KnownCompletion:
         """A hint behind a simple item: where that did not allow the end, it never will."""
-        if not _SIMPLE_ITEM.search(text):
+        # Not searched for: the text may be long, and this is asked for each of its tokens.
+        if not text.rstrip(_SPACE).endswith(_SIMPLE_ITEMS):
             return ()
         for hint in self._hints:
             # A number that is there already is legal up to its end.
