@@ -13,7 +13,6 @@ on their CPU time.
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import chain
 from time import thread_time
 
 from constraints.bitmask import Bitmask, allowed_ids, set_bits
@@ -76,19 +75,6 @@ def _after(
     return ()
 
 
-def completions_by_overlap(
-    known_completion: KnownCompletion, token_id: int, vocabulary: Vocabulary
-) -> Iterator[KnownCompletion]:
-    """The known completion behind bytes with which it begins and the token ends."""
-    token = vocabulary.tokens[token_id]
-    ahead = _beginning(known_completion, token, vocabulary)
-    for size in range(min(len(token), len(ahead)), 0, -1):
-        if token.endswith(ahead[:size]):
-            rest = _after(known_completion, size, vocabulary)
-            if rest is not None:
-                yield rest
-
-
 def spelled(text: bytes, vocabulary: Vocabulary) -> KnownCompletion | None:
     """The bytes as tokens; None where the vocabulary cannot spell exactly these bytes."""
     if not text:
@@ -121,13 +107,8 @@ def next_completion(
     padding = _rest_of_character(vocabulary.tokens[token_id])
     singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
     padded = (*(single for single in singles if single is not None), *known_completion)
-    overlaps: Iterator[KnownCompletion] = iter(())
-    if not padding:
-        overlaps = chain(
-            completions_by_overlap(known_completion, token_id, vocabulary),
-            tails_of(known_completion, max_len, max_tries),
-        )
-    for tail in chain((padded,), overlaps):
+    tails = () if padding else tails_of(known_completion, max_len, max_tries)
+    for tail in (padded, *tails):
         if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
