@@ -107,8 +107,8 @@ def next_completion(
     padding = _rest_of_character(vocabulary.tokens[token_id])
     singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
     padded = (*(single for single in singles if single is not None), *known_completion)
-    tails = () if padding else tails_of(known_completion, max_len, max_tries)
-    for tail in (padded, *tails):
+    tails = [padded] if padding else [padded, *tails_of(known_completion, max_len, max_tries)]
+    for tail in tails:
         if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None

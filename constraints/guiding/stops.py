@@ -13,9 +13,9 @@ The string that is complete first ends a text; of several that are complete at t
 longest.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -85,22 +85,14 @@ class StopTable:
         self.automaton = automaton_of([string for string in map(_utf8, strings) if string])
         self._vocabulary = vocabulary
         self._trie = trie_of(vocabulary)
-        self._lock = threading.Lock()
-        self._transitions: dict[int, StopTransitions] = {}
+        # The effect of tokens in a state.
+        self.transitions = cache(self._make_transitions)
         # For walks over the trie: state s is place s + 1; place 0 is past a stop string.
         self._matched = np.array(self.automaton.matched)
         places = (np.array(self.automaton.delta, dtype=np.int64) + 1) * 256
         places[self._matched > 0] = 0
         self._places = np.concatenate([np.zeros(256, dtype=np.int64), places.reshape(-1)])
         self._columns = self._trie.bytes_of_levels(np.arange(256, dtype=np.uint8))
-
-    def transitions(self, state: int) -> StopTransitions:
-        """The effect of tokens in this state."""
-        with self._lock:
-            found = self._transitions.get(state)
-            if found is None:
-                found = self._transitions[state] = self._make_transitions(state)
-            return found
 
     def _make_transitions(self, state: int) -> StopTransitions:
         starts = np.array([(state + 1) * 256])

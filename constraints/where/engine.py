@@ -250,7 +250,7 @@ class WhereMatcher:
             slacks = language.slacks(self.made_len + 1, left)
             transitions = self.transitions()
             legal = transitions.legal(slacks, self.counts)
-            mask = language.transition_cache.mask(self._place, transitions, legal)
+            mask = language.transition_cache.mask(self._place, legal)
             if language.plain_space is not None:
                 mask = language.plain_space.cleared(mask, is_complete=self.is_complete)
             octets[: len(mask)] = mask

@@ -74,16 +74,10 @@ _MAX_STATES = 20_000
 _MAX_COUNT = 1_000_000
 
 
-def words() -> Automaton:
-    """Accepts within a word: other characters begin one, whitespace ends it."""
+def pieces(ends: Partition) -> Automaton:
+    """Accepts within a piece, which other characters begin and those with a label end."""
     steps = np.array([[1, 0], [1, 0]], dtype=np.int32)
-    return Automaton(Partition.of_sets([WHITESPACE]), steps, np.array([False, True]))
-
-
-def sentences() -> Automaton:
-    """Accepts within a sentence without a full stop so far."""
-    steps = np.array([[1, 0], [1, 0]], dtype=np.int32)
-    return Automaton(Partition.of_chars("."), steps, np.array([False, True]))
+    return Automaton(ends, steps, np.array([False, True]))
 
 
 class PhraseTrie(StringTrie):
@@ -430,13 +424,13 @@ class _Joint:
         self.counters = tuple(counted[measure] for measure in TEXT_MEASURES if measure in counted)
         members = list(parts.values())
         self._flags: dict[Measure, int] = {}
-        for measure, flag in (
-            (Measure.WORDS, words),
-            (Measure.SENTENCES, sentences),
+        for measure, ends in (
+            (Measure.WORDS, Partition.of_sets([WHITESPACE])),
+            (Measure.SENTENCES, Partition.of_chars(".")),
         ):
             if measure in counted:
                 self._flags[measure] = len(members)
-                members.append(flag())
+                members.append(pieces(ends))
         self.partition, columns = join([member.partition for member in members])
         if sum(member.num_states for member in members) * columns.shape[1] > MAX_STEPS:
             raise TooManyStates("automata with too many states and characters")

@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -246,26 +247,16 @@ class TransitionCache:
         self._transitions: OrderedDict[int, TokenTransitions] = OrderedDict()
         self._num_bytes = 0
         self._num_at_once = _MAX_AT_ONCE
-        self._masks: OrderedDict[tuple[int, bytes], npt.NDArray[np.uint8]] = OrderedDict()
-        # A lock of its own: the other one is held while transitions are computed.
-        self._masks_lock = threading.Lock()
+        self._mask_of = lru_cache(_MAX_MASKS)(self._make_mask)
 
-    def mask(
-        self, place: int, transitions: TokenTransitions, legal: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.uint8]:
+    def mask(self, place: int, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """The bitmask of the legal kinds of a place's transitions. Read only."""
-        key = place, legal.tobytes()
-        with self._masks_lock:
-            found = self._masks.get(key)
-            if found is not None:
-                self._masks.move_to_end(key)
-                return found
-        mask = transitions.mask(legal)
-        with self._masks_lock:
-            self._masks[key] = mask
-            if len(self._masks) > _MAX_MASKS:
-                self._masks.popitem(last=False)
-        return mask
+        return self._mask_of(place, legal.tobytes())
+
+    def _make_mask(self, place: int, legal: bytes) -> npt.NDArray[np.uint8]:
+        # The lock is held while transitions are computed.
+        transitions = self.known(place) or self.transitions(place)
+        return transitions.mask(np.frombuffer(legal, dtype=np.bool_))
 
     def known(self, place: int) -> TokenTransitions | None:
         """The transitions of a place if they are cached; does not wait for other threads."""
