@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -36,7 +36,6 @@ from constraints.vocabulary import Vocabulary, kept_with_vocabulary
 
 _STRING_END = re.compile(rb'["\\]')
 _NUMBER_END = re.compile(rb"[^0-9.eE+-]")
-_QUOTE = ord('"')
 _LITERALS = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
 _UNWATCHED = Watch()
 # The most items of which is remembered whether they are wanted, and values that were judged.
@@ -44,18 +43,15 @@ _MAX_WANTED = 4096
 _MAX_JUDGED = 256
 
 
-class Mode(IntEnum):
-    """What the next byte belongs to."""
+class Mode(Enum):
+    """Where in JSON the next byte is; behind a key is as behind a value."""
 
-    VALUE = 0
-    STRING = 1
-    ESCAPE = 2
-    NUMBER = 3
-    AFTER = 4
-    KEY = 5
-    IN_KEY = 6
-    ESCAPE_IN_KEY = 7
-    COLON = 8
+    VALUE = "at a value"
+    KEY = "at a key"
+    AFTER = "after a value"
+    STRING = "in a string"
+    IN_KEY = "in a key"
+    NUMBER = "in a number"
 
 
 class Frame(NamedTuple):
@@ -112,7 +108,8 @@ class Position:
         self.mode = Mode.VALUE
         self.num_watched = 0
         self._text = b""
-        # Where the present value or key begins in it, and how much of it was read.
+        # Where the present value or key begins in it, and how much of it was read; and one byte
+        # more where that is escaped.
         self._start = 0
         self._at = 0
         self._judges = True
@@ -130,6 +127,11 @@ class Position:
         after._judges = judges
         num_legal = after._read(more)
         return num_legal, after if num_legal == len(more) else None
+
+    @property
+    def is_in_string(self) -> bool:
+        """Whether a quotation mark ends a string or a key."""
+        return self.mode in (Mode.STRING, Mode.IN_KEY) and self._at == len(self._text)
 
     @property
     def may_end(self) -> bool:
@@ -170,7 +172,7 @@ class Position:
         if not self.frames:
             return False
         watch = self.frames[-1].watch
-        is_key = self.mode in (Mode.KEY, Mode.IN_KEY, Mode.ESCAPE_IN_KEY)
+        is_key = self.mode in (Mode.KEY, Mode.IN_KEY)
         return bool(watch.values) or (bool(watch.names) and is_key)
 
     @property
@@ -202,91 +204,68 @@ class Position:
 
     def _read(self, more: bytes) -> int:
         """Returns how many of the bytes a watch allows."""
-        begun_at = self._at
+        begun_at = len(self._text)
         self._text += more
         while self._at < len(self._text):
-            mode = self.mode
-            if not _STEPS[mode](self):
+            is_number = self.mode is Mode.NUMBER
+            if not self._step():
                 # The byte behind a number ends it, and is not read yet.
-                return self._at - begun_at - (mode is not Mode.NUMBER)
+                return self._at - begun_at - (not is_number)
         return len(more)
 
+    def _step(self) -> bool:
+        """Read on to the end of a string or number, or one byte; whether a watch allows it."""
+        match self.mode:
+            case Mode.STRING | Mode.IN_KEY:
+                return self._in_string()
+            case Mode.NUMBER:
+                found = _NUMBER_END.search(self._text, self._at)
+                self._at = len(self._text) if found is None else found.start()
+                return found is None or self._done(self._text[self._start : self._at])
+        byte = self._text[self._at]
+        self._at += 1
+        match byte:
+            case 0x22:  # "
+                self.mode = Mode.IN_KEY if self.mode is Mode.KEY else Mode.STRING
+                self._start = self._at - 1
+                return self.mode is Mode.STRING or not _is_full(self.frames[-1])
+            case 0x5B | 0x7B:  # [ {
+                self._open(is_array=byte == 0x5B)
+            case 0x5D | 0x7D:  # ] }
+                return self._close()
+            case 0x3A:  # :
+                self.mode = Mode.VALUE
+            case 0x2C:  # ,
+                frame = self.frames[-1]
+                self.mode = Mode.VALUE if frame.is_array else Mode.KEY
+                if not frame.is_array:
+                    return not _is_full(frame)
+                number = (frame.number or 0) + 1
+                self.frames = (*self.frames[:-1], frame._replace(number=number))
+            case 0x74 | 0x66 | 0x6E:  # t f n: complete, as nothing else has them
+                return self._done(_LITERALS[byte])
+            case _ if byte in b"-0123456789":
+                self.mode = Mode.NUMBER
+                self._start = self._at - 1
+        return True
+
     def _in_string(self) -> bool:
-        is_key = self.mode is Mode.IN_KEY
         found = _STRING_END.search(self._text, self._at)
         if found is None:
             self._at = len(self._text)
             return True
         self._at = found.end()
-        if self._text[self._at - 1] != _QUOTE:
-            self.mode = Mode.ESCAPE_IN_KEY if is_key else Mode.ESCAPE
+        if found[0] != b'"':
+            # What is escaped may be yet to come.
+            self._at += 1
             return True
-        return self._key_done() if is_key else self._value_done(self._start)
-
-    def _escaped(self) -> bool:
-        self._at += 1
-        self.mode = Mode.IN_KEY if self.mode is Mode.ESCAPE_IN_KEY else Mode.STRING
-        return True
-
-    def _in_number(self) -> bool:
-        found = _NUMBER_END.search(self._text, self._at)
-        if found is None:
-            self._at = len(self._text)
-            return True
-        self._at = found.start()
-        return self._value_done(self._start)
-
-    def _value(self) -> bool:
-        """The first byte of a value, or the end of an array without items."""
-        byte = self._text[self._at]
-        self._at += 1
-        match byte:
-            case 0x20 | 0x09 | 0x0A | 0x0D:
-                return True
-            case 0x5D:  # ]
-                return self._close()
-            case 0x5B | 0x7B:  # [ {
-                self._open(is_array=byte == 0x5B)
-                return True
-            case 0x22:
-                self.mode = Mode.STRING
-            case 0x74 | 0x66 | 0x6E:  # t f n: complete, as nothing else begins so
-                return self._done(_LITERALS[byte])
-            case _:
-                self.mode = Mode.NUMBER
-        self._start = self._at - 1
-        return True
-
-    def _after(self) -> bool:
-        """What follows a value; also the rest of a literal."""
-        byte = self._text[self._at]
-        self._at += 1
-        if byte == 0x2C:
-            frame = self.frames[-1]
-            if frame.is_array:
-                self.mode = Mode.VALUE
-                number = (frame.number or 0) + 1
-                self.frames = (*self.frames[:-1], frame._replace(number=number))
-                return True
-            self.mode = Mode.KEY
-            return not _is_full(frame)
-        return self._close() if byte in (0x5D, 0x7D) else True
-
-    def _key(self) -> bool:
-        """A key's first byte, or the end of an object without members."""
-        byte = self._text[self._at]
-        self._at += 1
-        if byte == 0x7D:
-            return self._close()
-        if byte != _QUOTE:
-            return True
-        self.mode = Mode.IN_KEY
-        self._start = self._at - 1
-        return not _is_full(self.frames[-1])
+        if self.mode is Mode.IN_KEY:
+            return self._key_done()
+        return self._done(self._text[self._start : self._at])
 
     def _key_done(self) -> bool:
         frame = self.frames[-1]
-        self.mode = Mode.COLON
+        self.mode = Mode.AFTER
         if frame.watch is _UNWATCHED:
             return True
         key = json.loads(self._text[self._start : self._at])
@@ -296,12 +275,6 @@ class Position:
         counted = {key} if frame.watch.is_watched else frozenset()
         frame = frame._replace(number=frame.watch.member(key), seen=frame.seen | counted)
         self.frames = (*self.frames[:-1], frame)
-        return True
-
-    def _colon(self) -> bool:
-        if self._text[self._at] == 0x3A:
-            self.mode = Mode.VALUE
-        self._at += 1
         return True
 
     def _open(self, *, is_array: bool) -> None:
@@ -335,11 +308,7 @@ class Position:
             return False
         self.frames = self.frames[:-1]
         self.num_watched -= frame.watch.is_watched
-        return self._value_done(frame.start)
-
-    def _value_done(self, start: int) -> bool:
-        """A value that begins at `start` ends before the present byte."""
-        return self._done(self._text[start : self._at])
+        return self._done(self._text[frame.start : self._at])
 
     def _done(self, value: bytes) -> bool:
         """A value is complete: it is looked at, as an instance or an item of a watched array."""
@@ -378,20 +347,6 @@ class Position:
         return counts
 
 
-# By the mode, in its order.
-_STEPS = (
-    Position._value,
-    Position._in_string,
-    Position._escaped,
-    Position._in_number,
-    Position._after,
-    Position._key,
-    Position._in_string,
-    Position._escaped,
-    Position._colon,
-)
-
-
 def _is_full(frame: Frame) -> bool:
     return frame.watch.most is not None and len(frame.seen) >= frame.watch.most
 
@@ -428,7 +383,6 @@ _MAX_TRIED = 48
 # for each leaf of the schema.
 _JUDGED_FAILED = 8
 _JUDGED_TRIES = 40
-_IN_STRING = (Mode.STRING, Mode.IN_KEY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -525,7 +479,7 @@ class WatchedMatcher(GrammarMatcher):
             pass  # few are legal
         elif not self._position.num_watched:
             legal = row & endings.compound
-        elif self._position.mode in _IN_STRING:
+        elif self._position.is_in_string:
             return self._string_endings(row, endings)
         else:
             legal = row & endings.elsewhere
