@@ -20,7 +20,7 @@ from typing import Protocol
 from constraints.bitmask import Bitmask, row_of
 from constraints.errors import IllegalToken
 from constraints.spec import Translation
-from constraints.vocabulary import Vocabulary, kept_with_vocabulary
+from constraints.vocabulary import Vocabulary
 
 # A `max_len` that bounds nothing: asks for the shortest text of any length.
 ANY_LEN = 1 << 20
@@ -110,19 +110,25 @@ class Language(Protocol):
 
 
 class AnyText:
-    """All outputs. See `constraints.matcher.Language`."""
+    """All outputs; an output has no state, so it is their `Language` and each one's `Matcher`."""
 
     knows_distances = True
     may_have_dead_ends = False
     dropped_phrases: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
     translation = None
+    is_complete = True
+    is_over = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
+        self._num_tokens = len(vocabulary.tokens)
+        self._row = row_of(range(self._num_tokens), vocabulary.num_words)
 
-    def matcher(self) -> "AnyTextMatcher":
-        return AnyTextMatcher(self._vocabulary)
+    def matcher(self) -> "AnyText":
+        return self
+
+    def fork(self) -> "AnyText":
+        return self
 
     def prepare_search(self) -> None:
         """There is nothing to prepare."""
@@ -130,17 +136,6 @@ class AnyText:
     def in_bytes(self) -> None:
         """None: nothing is ever searched."""
         return None
-
-
-class AnyTextMatcher:
-    """An output of which nothing is asked. See `constraints.matcher.Matcher`."""
-
-    is_complete = True
-    is_over = False
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._row = _every_token(vocabulary)
-        self._num_tokens = len(vocabulary.tokens)
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with all tokens."""
@@ -171,12 +166,3 @@ class AnyTextMatcher:
     ) -> tuple[int, ...]:
         """No token: the output may end anywhere."""
         return ()
-
-    def fork(self) -> "AnyTextMatcher":
-        """Itself: it has no state."""
-        return self
-
-
-@kept_with_vocabulary(1)
-def _every_token(vocabulary: Vocabulary) -> Bitmask:
-    return row_of(range(len(vocabulary.tokens)), vocabulary.num_words)
