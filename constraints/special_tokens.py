@@ -15,7 +15,7 @@ for the engine would renumber missing ones.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,13 +181,13 @@ def find_texts(
     encode = _encoding(tokenizer.get("decoder") or {})
     if encode is None:
         return None
-    bytes_of_texts: dict[int, bytes] = {}
-    for token in texts:
-        is_behind_space = token["normalized"] and _puts_space_in_front(
-            tokenizer.get("normalizer") or {}
-        )
-        content = _bytes_of(token["content"], encode)
-        bytes_of_texts[token["id"]] = b" " + content if is_behind_space else content
+    steps = _steps(tokenizer.get("normalizer") or {})
+    # Normalized tokens then begin with a space, which decoding adds again.
+    puts_space = any(step.get("type") == "Prepend" for step in steps)
+    bytes_of_texts = {
+        token["id"]: b" " * (puts_space and token["normalized"]) + encode(token["content"])
+        for token in texts
+    }
     spelled = [{**token, "special": False} for token in texts]
     # Tokens without bytes keep their ids under names that no text is split into: with spaces.
     fillers = {hole["content"]: hole["id"] for hole in _holes(vocab, spelled)}
@@ -240,29 +240,25 @@ def is_text(content: str, is_special: bool) -> bool:
     return not (is_special or content.startswith("<|"))
 
 
-def _encoding(decoder: dict[str, Any]) -> dict[int, str] | str | None:
-    """How the vocabulary encodes bytes: by a table, or with a mark for the space."""
-    steps = [decoder, *decoder.get("decoders", [])]
-    kinds = {step.get("type") for step in steps}
+def _steps(whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """A decoder or normalizer with its parts."""
+    return [whole, *whole.get("decoders", ()), *whole.get("normalizers", ())]
+
+
+def _encoding(decoder: dict[str, Any]) -> Callable[[str], bytes] | None:
+    """How the vocabulary encodes bytes: by a letter for each, or with a mark for the space."""
+    kinds = {step.get("type") for step in _steps(decoder)}
     if "ByteLevel" in kinds:
-        return _byte_letters()
-    return "\u2581" if "ByteFallback" in kinds else None
-
-
-def _puts_space_in_front(normalizer: dict[str, Any]) -> bool:
-    """Whether normalized tokens begin with a space, which decoding adds again."""
-    steps = [normalizer, *normalizer.get("normalizers", [])]
-    return any(step.get("type") == "Prepend" for step in steps)
-
-
-def _bytes_of(content: str, encoding: dict[int, str] | str) -> bytes:
-    if isinstance(encoding, str):
-        return content.replace(encoding, " ").encode()
-    bytes_of_letters = {letter: byte for byte, letter in encoding.items()}
-    if frozenset(content) <= bytes_of_letters.keys():
-        # Decoders treat such a token as one of the vocabulary, whose letters encode bytes.
-        return bytes(bytes_of_letters[letter] for letter in content)
-    return content.encode()
+        byte_of = {letter: byte for byte, letter in _byte_letters().items()}
+        # Decoders treat a token of such letters alone as one of the vocabulary.
+        return lambda content: (
+            bytes(map(byte_of.__getitem__, content))
+            if byte_of.keys() >= set(content)
+            else content.encode()
+        )
+    if "ByteFallback" in kinds:
+        return lambda content: content.replace("\u2581", " ").encode()
+    return None
 
 
 def _byte_letters() -> dict[int, str]:

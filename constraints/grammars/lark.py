@@ -174,15 +174,11 @@ def negations_as_texts(
 _REFUSED_STATEMENTS = {
     "%llguidance": "options of the engine cannot be set",
     "%lark": "a grammar inside of a grammar is not supported; write its rules out",
-    "%declare": "terminals without a pattern are not supported",
-    "%override": "nothing is imported that could be overridden",
-    "%extend": "nothing is imported that could be extended",
 }
 _REFUSED_ATTRIBUTES = {
     "max_tokens": "it would end a terminal in the middle; bound its pattern instead",
     "temperature": "it is the request's, and the same for the whole output",
     "stop": "it would hide text that was generated; let a rule end with the text instead",
-    "stop_capture": "captures are not returned",
     "suffix": "write `lazy` and put the suffix into the pattern",
 }
 # Beside the message that no text was found: for an output's first search.

@@ -34,8 +34,6 @@ Json = Any
 
 # The engine reads JSON no deeper than 128.
 MAX_DEPTH = 100
-# Python's limit is little higher.
-_MAX_INT_LEN = 4000
 # Of an item, as RFC 6901 has it: without zeros in front.
 _INDEX = re.compile(r"0|[1-9][0-9]*")
 
@@ -46,9 +44,8 @@ def read(text: str) -> Json:
         value = json.loads(
             text,
             object_pairs_hook=no_key_twice,
-            parse_int=_integer,
             parse_float=_fraction,
-            parse_constant=_no_constant,
+            parse_constant=no_constant,
         )
         json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -110,19 +107,14 @@ def no_key_twice(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return members
 
 
-def _integer(text: str) -> int:
-    if len(text) > _MAX_INT_LEN:
-        raise ValueError(f"an integer of {len(text)} digits is too large")
-    return int(text)
-
-
 def _fraction(text: str) -> float:
     if math.isinf(number := float(text)):
         raise ValueError(f"{text} is too large a number")
     return number
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Refuses NaN and Infinity, for `json.loads`. Raises ValueError."""
     raise ValueError(f"{name} is no JSON number")
 
 

@@ -30,7 +30,7 @@ from constraints.regex.writing import is_found
 from constraints.schema import formats
 from constraints.schema.closing_checks import KEYWORDS, NEWEST, validator_of
 from constraints.schema.json_schema import prepare
-from constraints.schema.reading import Json, below, hashable, spelt_out
+from constraints.schema.reading import Json, below, hashable, no_constant, spelt_out
 from constraints.spec import ConstraintSpec, Kind
 
 _Errors = Iterator[jsonschema.ValidationError]
@@ -52,15 +52,11 @@ class ExactNumber(Decimal):
 
 def loads(text: str) -> Json:
     """A JSON value with exact numbers. Raises ValueError and RecursionError."""
-    return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_no_constant)
+    return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=no_constant)
 
 
 def _number(text: str) -> ExactNumber:
     return ExactNumber(_ANY_SIZE.create_decimal(text))
-
-
-def _no_constant(name: str) -> Json:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _multiple_of(validator: Any, step: Json, instance: Json, schema: Json) -> _Errors:
