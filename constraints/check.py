@@ -108,15 +108,10 @@ def judge(
                 judgement = replace(judgement, accepted=False, position=len(text), failure=found[0])
         judgements.append(judgement)
     checked = language.checked_at_close if isinstance(language, WatchedLanguage) else ()
-    written = None
-    min_len = None
-    if shortest is not None:
-        encoded = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
-        written = encoded.decode(errors="replace")
-        min_len = len(shortest)
+    encoded = b"".join(vocabulary.tokens[token_id] for token_id in shortest or ())
     return JudgeResult(
-        written,
-        min_len,
+        None if shortest is None else encoded.decode(errors="replace"),
+        None if shortest is None else len(shortest),
         tuple(judgements),
         language.dropped_phrases,
         language.not_enforced,

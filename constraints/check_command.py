@@ -176,22 +176,18 @@ async def _judge_lines(pool: WorkerPool, spec: ConstraintSpec, name: str, out: T
         # Report errors of the constraint first, even if there are no lines.
         await pool.do(Judge(spec, (), _LONGEST_OUTPUT))
         for text in _texts(lines):
-            judgement = await _judgement(pool, spec, text)
+            try:
+                judged = await pool.do(Judge(spec, (text,), _LONGEST_OUTPUT))
+                assert isinstance(judged, JudgeResult)
+                judgement = judged.judgements[0]
+            except TooComplex as error:
+                # Each line has limits of time and memory of its own.
+                judgement = Judgement(False, 0, (), 0, failure=str(error))
             out.write(json.dumps(judgement.as_object(text), ensure_ascii=False) + "\n")
             out.flush()
             if not judgement.accepted:
                 code = SOME_REFUSED
     return code
-
-
-async def _judgement(pool: WorkerPool, spec: ConstraintSpec, text: str) -> Judgement:
-    """The judgement of a line, which has limits of time and memory of its own."""
-    try:
-        judged = await pool.do(Judge(spec, (text,), _LONGEST_OUTPUT))
-    except TooComplex as error:
-        return Judgement(False, 0, (), 0, failure=str(error))
-    assert isinstance(judged, JudgeResult)
-    return judged.judgements[0]
 
 
 def shown(text: str, judgement: Judgement) -> Text:

@@ -78,8 +78,7 @@ def _ids_of_config(path: Path) -> tuple[int, ...]:
 def _ids_of_tokenizer(tokenizer_path: Path) -> tuple[int, ...]:
     """Empty also where no token has such a text: then nothing can end with it."""
     path = tokenizer_path.with_name(_TOKENIZER_CONFIG)
-    config = read_object(path)
-    named = read_object(tokenizer_path.with_name(_TOKENS_MAP)) | config
+    named = read_object(tokenizer_path.with_name(_TOKENS_MAP)) | read_object(path)
     texts = token_texts(named.get("eos_token"))
     if texts is None:
         rule = "must be the text of a token, an object with it, or a list of them"
@@ -87,11 +86,9 @@ def _ids_of_tokenizer(tokenizer_path: Path) -> tuple[int, ...]:
     if not texts:
         return ()
     try:
-        known = _added_ids(config)
-        if not known.keys() >= set(texts):
-            known = _all_ids(read_object(tokenizer_path)) | known
+        known = _all_ids(read_object(tokenizer_path))
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: its tokens are malformed: {error!r}") from error
+        raise ValueError(f"{tokenizer_path}: its tokens are malformed: {error!r}") from error
     return tuple(known[text] for text in texts if text in known)
 
 
@@ -106,12 +103,6 @@ def token_texts(value: Any) -> Sequence[str] | None:
             return None
         texts.append(text)
     return texts
-
-
-def _added_ids(config: Mapping[str, Any]) -> dict[str, int]:
-    """Of the tokens that tokenizer_config.json repeats: reading tokenizer.json takes longer."""
-    by_id = config.get("added_tokens_decoder") or {}
-    return {token["content"]: int(token_id) for token_id, token in by_id.items()}
 
 
 def _all_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:

@@ -212,8 +212,6 @@ def _property_names(place: Place, value: Json, pointer: str) -> None:
             place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
         case {"enum": listed, **rest} if not rest:
             _only_names(place, listed, pointer)
-        case {"const": name, **rest} if not rest:
-            _only_names(place, [name], pointer)
         case names if not names.keys() <= _OF_NAMES or _is_unknown(names.get("format")):
             place.rewriter.refuse(pointer, _OTHER_NAMES)
         case names:
@@ -240,7 +238,7 @@ def _names(place: Place, pointer: str) -> Json:
         names = place.rewriter.raw(place.rewriter.resolve(names["$ref"], pointer))
     if names.get("type") == "string":
         del names["type"]
-    return names or True
+    return {"enum": [names["const"]]} if set(names) == {"const"} else names or True
 
 
 def _is_unknown(name: Json) -> bool:

@@ -35,15 +35,6 @@ _HANDLERS = {**HANDLERS, **LOGIC_HANDLERS}
 _MAX_SHOWN = 200
 
 
-def _assertions(raw: Json) -> list[Json]:
-    """What a schema asserts, part by part, as it is written."""
-    if not isinstance(raw, dict):
-        return [raw]
-    said = {key: value for key, value in raw.items() if not is_annotation(key)}
-    both = said.pop("allOf", [])
-    return [*({key: value} for key, value in said.items()), *both] or [raw]
-
-
 # The most CPU seconds for finding what the engine refuses. A part takes some 100 us.
 _MAX_S = 0.3
 # Of more than these only the first are named in a message.
@@ -94,8 +85,12 @@ def _contradiction(rewritten: Rewritten, part: Json, what: str) -> Contradiction
     """The error for a part that nothing satisfies; `what`: of one that asserts a single thing."""
     pointer = rewritten.origins.get(id(part), "")
     raw = _raw(rewritten, pointer)
-    assertions = _assertions(part if raw is None else raw)
-    parts = tuple(dict.fromkeys(shown(each, _MAX_SHOWN) for each in assertions))
+    raw = part if raw is None else raw
+    said: list[Json] = []
+    if isinstance(raw, dict):
+        said += [{key: each} for key, each in raw.items() if not is_annotation(key)]
+        said = [each for each in said if "allOf" not in each] + raw.get("allOf", [])
+    parts = tuple(dict.fromkeys(shown(each, _MAX_SHOWN) for each in said or [raw]))
     if len(parts) > 1:
         others = f" and {len(parts) - _MAX_NAMED} others" if len(parts) > _MAX_NAMED else ""
         listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])

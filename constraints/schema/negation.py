@@ -93,7 +93,8 @@ class _Negation:
             case "contains" if not schema.keys() & _COUNTS:
                 return {"type": "array", "items": self.of(value, depth)}
             case "anyOf":
-                return _both(self.of(inner, depth) for inner in value)
+                parts = [self.of(inner, depth) for inner in value]
+                return False if False in parts else {"allOf": parts}
             case "allOf":
                 return _either(self.of(inner, depth) for inner in value)
             case "not":
@@ -174,13 +175,6 @@ def _either(schemas: Iterable[Json]) -> Json:
     if not options or True in options:
         return bool(options)
     return options[0] if len(options) == 1 else {"anyOf": options}
-
-
-def _both(schemas: Iterable[Json]) -> Json:
-    parts = [each for each in schemas if each is not True]
-    if False in parts:
-        return False
-    return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
 
 
 def _negated(place: Place, value: Json, pointer: str) -> Json:

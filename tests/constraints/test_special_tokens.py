@@ -104,8 +104,8 @@ def test_a_file_that_names_all_of_them_contradicts_none(tmp_path: Path) -> None:
         ({"config": [1]}, "config.json: is no JSON object"),
         ({"tokenizer_config": {"eos_token": 5}}, "eos_token 5: must be the text of a token"),
         (
-            {"tokenizer_config": {"eos_token": "</s>", "added_tokens_decoder": {"1": {}}}},
-            "tokenizer_config.json: its tokens are malformed",
+            {"tokenizer": {"added_tokens": [{}]}, "tokenizer_config": {"eos_token": "</s>"}},
+            "tokenizer.json: its tokens are malformed",
         ),
     ],
 )
