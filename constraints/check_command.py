@@ -10,11 +10,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO, TextIO
 
 from rich.cells import cell_len
@@ -46,18 +45,11 @@ _SHOWN_LEN = 40
 _LONGEST_OUTPUT = 1 << 20
 
 
-_KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "json": Kind.JSON_SCHEMA,
-        "regex": Kind.REGEX,
-        "lark": Kind.LARK,
-        "gbnf": Kind.GBNF,
-        "choice": Kind.CHOICE,
-        "where": Kind.WHERE,
-    }
-)
-
-
+_KINDS = {
+    "json" if kind is Kind.JSON_SCHEMA else kind.value: kind
+    for kind in Kind
+    if kind is not Kind.TEXT
+}
 _setting = partial(setting, group=Group.CONSTRAINT, env=False)
 
 
