@@ -224,7 +224,7 @@ async def test_a_server_that_is_not_reached_is_an_error_and_the_socket_goes_on(
 
 
 async def test_a_socket_holds_its_model_until_it_is_closed(listeners: Listeners) -> None:
-    async with running_fleet(listeners, load_timeout_s=0.5) as fleet:
+    async with running_fleet(listeners, load_timeout_s=1.5) as fleet:
         async with socket(fleet) as one:
             await one.say("MODEL_INFO", stream_id=1, model="a")
             await one.hear()

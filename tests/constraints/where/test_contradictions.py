@@ -11,9 +11,7 @@ from constraints.where.parser import parse
 from constraints.where.terms import Expression, OneOf, text
 from tests.constraints.where.expressions import conditions, texts
 
-counts = st.integers(0, 5)
-integer_texts = st.integers(-20, 20).map(str)
-outputs = st.one_of(texts, integer_texts)
+outputs = st.one_of(texts, st.integers(-20, 20).map(str))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,7 @@ def test_plain_contradictions_are_seen(written: str) -> None:
     assert is_plainly_empty(parse(written))
 
 
-@given(conditions, outputs, counts)
+@given(conditions, outputs, st.integers(0, 5))
 def test_nothing_that_holds_is_a_contradiction(
     condition: Expression, output: str, num_tokens: int
 ) -> None:

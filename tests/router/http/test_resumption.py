@@ -77,7 +77,7 @@ async def test_a_writer_waits_for_its_reader() -> None:
 
     await reader.take(1)
 
-    await asyncio.wait_for(writing, 5)
+    await asyncio.wait_for(writing, 30)
 
 
 async def test_without_a_reader_a_writer_goes_on_until_the_log_is_full() -> None:
@@ -85,7 +85,7 @@ async def test_without_a_reader_a_writer_goes_on_until_the_log_is_full() -> None
     reader = log.attach(0)
     reader.close()
     log.append(events(0, 1))
-    await asyncio.wait_for(log.until_taken(), 5)
+    await asyncio.wait_for(log.until_taken(), 30)
     log.append(events(2, 3))
     writing = asyncio.ensure_future(log.until_taken())
     await asyncio.sleep(0.01)
@@ -93,7 +93,7 @@ async def test_without_a_reader_a_writer_goes_on_until_the_log_is_full() -> None
 
     await log.attach(0).take(1)
 
-    await asyncio.wait_for(writing, 5)
+    await asyncio.wait_for(writing, 30)
 
 
 async def test_a_second_reader_ends_the_first() -> None:
