@@ -7,15 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction
+from constraints.matcher import Matcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
-from constraints.where.engine import (
-    CONTROL_SPACE,
-    SPACE,
-    WhereLanguage,
-    WhereMatcher,
-    compile_where,
-)
+from constraints.where.engine import CONTROL_SPACE, SPACE, compile_where
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
 from tests.constraints.cases import demo_vocabulary, drawn, language_of, text_of, vocabulary_of
@@ -66,14 +61,12 @@ def test_plain_masks_of_random_expressions_are_those_of_the_oracle(
         follow(language.matcher(), oracle, SMALL, draw, 5)
 
 
-def stood(written: str, text: str) -> tuple[WhereLanguage, WhereMatcher]:
+def stood(written: str, text: str) -> Matcher:
     vocabulary = demo_vocabulary()
-    language = language_of(ConstraintSpec(Kind.WHERE, written), vocabulary)
-    assert isinstance(language, WhereLanguage)
-    matcher = language.matcher()
+    matcher = language_of(ConstraintSpec(Kind.WHERE, written), vocabulary).matcher()
     for token_id in vocabulary.spell(text.encode()):
         matcher.advance(token_id)
-    return language, matcher
+    return matcher
 
 
 @pytest.mark.parametrize(
@@ -95,8 +88,7 @@ def test_the_space_that_may_follow_is_that_of_a_writer(
     written: str, text: str, spaces: set[str]
 ) -> None:
     vocabulary = demo_vocabulary()
-    _, matcher = stood(written, text)
-    allowed = legal(matcher, vocabulary)
+    allowed = legal(stood(written, text), vocabulary)
     singles = {vocabulary.tokens[each] for each in allowed if len(vocabulary.tokens[each]) == 1}
     assert {each.decode() for each in singles if each < b"\x80"} & SPACE == spaces
 
@@ -104,7 +96,7 @@ def test_the_space_that_may_follow_is_that_of_a_writer(
 @pytest.mark.parametrize("written", ["len(words(X)) == 4", "len(words(X)) < 3 or int(X)"])
 def test_no_output_ends_in_space_that_was_steered_to(written: str) -> None:
     vocabulary = demo_vocabulary()
-    language, _ = stood(written, "")
+    language = language_of(ConstraintSpec(Kind.WHERE, written), vocabulary)
     for seed in range(20):
         state = OutputConstraintState(language, vocabulary, Budget(40))
         text = text_of(drawn(state, vocabulary, 40, random.Random(seed), 0.0), vocabulary)
@@ -112,5 +104,5 @@ def test_no_output_ends_in_space_that_was_steered_to(written: str) -> None:
 
 
 def test_what_only_control_space_satisfies_may_be_written() -> None:
-    _, matcher = stood(r'regex(X, r"[^\S \t\n\r\xa0\u1680-\uffff]")', "")
+    matcher = stood(r'regex(X, r"[^\S \t\n\r\xa0\u1680-\uffff]")', "")
     assert legal(matcher, demo_vocabulary())
