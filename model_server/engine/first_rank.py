@@ -283,7 +283,7 @@ class FirstRank:
         """These requests' logits, of each behind so many drafts; between them lie other rows."""
         logits = step.logits
         assert logits is not None
-        if len(request_ids) == len(logits):
+        if len(request_ids) == logits.shape[0]:
             return logits
         rows = np.array([step.logit_rows[request_id] for request_id in request_ids])
         if num_drafts:

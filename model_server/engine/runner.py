@@ -38,7 +38,7 @@ from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.sampling.choosing import PromptScore
 from model_server.sampling.sampler import Sampler
-from model_server.step import PlainTokens, StepInputs, StepOutput
+from model_server.step import BlockTables, PlainTokens, StepInputs, StepOutput
 from proto.contract import (
     FinishReason,
     Generation,
@@ -88,6 +88,7 @@ class Runner:
         self._memory_fraction = memory_fraction
         self._held = HeldRequests(sampler, guides, model.eos_token_ids)
         self._states = StateBook()
+        self._tables = BlockTables(scratch_block_id=0)
         self._adapters = AdapterBook(model.max_loras)
         # None: the model does not see.
         self._gallery = None if model.sight is None else Gallery(model.sight.eyes)
@@ -133,6 +134,7 @@ class Runner:
             num_adapters=self._adapters.num_free,
         )
         self._states = StateBook(limits.num_states, can_keep=self._model.keeps_states)
+        self._tables = BlockTables(self._model.scratch_block_id)
         self._max_total_len = limits.max_total_len
         return limits
 
@@ -444,6 +446,17 @@ class Runner:
     def _inputs(self, chunks: Sequence[PlannedChunk]) -> StepInputs:
         """The tensors of a step. Raises InvalidStep."""
         model = self._model
+        decodes = [chunk for chunk in chunks if chunk.is_decode]
+        if len(decodes) == len(chunks) >= model.min_step_tokens:
+            starts = [chunk.start for chunk in decodes]
+            num_blocks = max(starts) // model.block_size + 1
+            return StepInputs.of_decodes(
+                [chunk.sequence.token_ids[-1] for chunk in decodes],
+                starts,
+                self._tables.of([chunk.block_ids for chunk in decodes], num_blocks),
+                model.block_size,
+                model.device,
+            )
         return StepInputs.build(
             [chunk.step(self._adapters) for chunk in chunks],
             block_size=model.block_size,
@@ -573,6 +586,26 @@ class HeldRequests:
         for chunk in step.chunks:
             sequence = chunk.sequence
             samples = chunk.samples
+            is_plain = samples and not (chunk.drafts or sequence.logprobs.prompt)
+            if sampled is not None and is_quiet and is_plain:
+                # Nearly every row: of one that goes on no object is made.
+                next(drawn)
+                token_id = sampled.token_ids[row]
+                sequence.computed_len += chunk.chunk_len
+                sequence.token_ids.append(token_id)
+                sequence.is_decoding = True
+                finish_reason = sequence.finish_reason(self._eos_token_ids)
+                if finish_reason is None and not sampled.top_tokens[row]:
+                    plain.request_ids.append(sequence.request_id)
+                    plain.token_ids.append(token_id)
+                    plain.logprobs.append(sampled.logprobs[row])
+                else:
+                    generations.append(_generation(step, chunk, row, finish_reason, ()))
+                if finish_reason is not None:
+                    sequence.has_ended = True
+                    ended.append(sequence.request_id)
+                row += 1
+                continue
             scores = take_scores(chunk, step.scores) if sequence.logprobs.prompt else ()
             sequence.computed_len += chunk.chunk_len
             finish_reason = None
@@ -588,21 +621,7 @@ class HeldRequests:
                 if finish_reason is not None:
                     sequence.has_ended = True
                     ended.append(sequence.request_id)
-            if (
-                is_quiet
-                and sampled is not None
-                and samples
-                and finish_reason is None
-                and not scores
-                and not chunk.drafts
-                and not sampled.top_tokens[row]
-            ):
-                # Nearly every row: no object is made of it.
-                plain.request_ids.append(sequence.request_id)
-                plain.token_ids.append(sampled.token_ids[row])
-                plain.logprobs.append(sampled.logprobs[row])
-                row += 1
-            elif self._sampler is not None and (samples or scores or finish_reason is not None):
+            if self._sampler is not None and (samples or scores or finish_reason is not None):
                 has_row = samples and sequence.request_id not in step.late
                 generations.append(
                     _generation(step, chunk, row if has_row else None, finish_reason, scores)

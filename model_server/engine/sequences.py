@@ -396,6 +396,19 @@ class PlannedChunk(NamedTuple):
         return self.num_repeated == 0 and states.can_repeat(self.state, self.chunk_len)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether it is the sequence's last token and nothing else, as nearly every chunk is."""
+        sequence, _, chunk_len, _, num_logits, samples, awaits, drafts, state, _ = self
+        return (
+            chunk_len == 1 == num_logits
+            and samples
+            and not (awaits or drafts)
+            and state is None
+            and sequence.adapter_id is None
+            and sequence.images is None
+        )
+
+    @property
     def is_last(self) -> bool:
         """Whether the sequence ends with this chunk, whatever its token is."""
         return self.samples and self.sequence.num_left <= 1

@@ -536,7 +536,11 @@ class Sampler:
         return SampledRows(
             token_ids=tuple(outcome.tokens.tolist()),
             logprobs=tuple(outcome.logprobs.tolist()),
-            top_tokens=tuple(outcome.tops.get(row, ()) for row in range(num_rows)),
+            top_tokens=(
+                tuple([outcome.tops.get(row, ()) for row in range(num_rows)])
+                if outcome.tops
+                else ((),) * num_rows
+            ),
             errors={row: _reason(logits[row], is_masked=row in masked) for row in failed},
             mask_effects=effects,
             redrawn=redrawn,

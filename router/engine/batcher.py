@@ -28,7 +28,7 @@ and fails if they do so again. All fail when the shards do not come back for lon
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -478,7 +478,7 @@ class Batcher:
         streams = self._streams
         num_tokens = 0
         # Nearly all had their last token at the same time.
-        lasts_s: Counter[float | None] = Counter()
+        lasts_s: dict[float | None, int] = {}
         for request_id, token_id, logprob in plain:
             stream = streams.get(request_id)
             if stream is None:
@@ -490,7 +490,7 @@ class Batcher:
                 self._fail(stream, failed_by_bug(stream, error))
                 continue
             num_tokens += 1
-            lasts_s[last_s] += 1
+            lasts_s[last_s] = lasts_s.get(last_s, 0) + 1
             self._publish(stream)
         for generation in others:
             stream = streams.get(generation.request_id)
@@ -507,7 +507,7 @@ class Batcher:
                 continue
             if generation.tokens:
                 num_tokens += len(generation.tokens)
-                lasts_s[last_s] += 1
+                lasts_s[last_s] = lasts_s.get(last_s, 0) + 1
                 if len(generation.tokens) > 1 or generation.num_drafts:
                     self._observer.several(generation)
             self._publish(stream)

@@ -1,6 +1,7 @@
 """A step's tensors say for each row which token, where, into which slot, seeing what."""
 
 from array import array
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_server.errors import InvalidStep
-from model_server.step import SequenceStep, StateStep, StepInputs
+from model_server.step import BlockTables, SequenceStep, StateStep, StepInputs
 from proto.contract import KeptState
 from tests.model_server.attention.attention_cases import CPU
 
@@ -152,3 +153,52 @@ def test_equals_the_plain_loop(
     assert step.num_tokens == max(min_tokens, len(rows))
     padding = step.slot_mapping[len(rows) :]
     assert bool((padding // block_size >= num_blocks).all())
+
+
+@given(data=st.data(), block_size=st.integers(1, 4))
+def test_steps_of_one_token_each_are_what_they_would_be_without_the_steps_before(
+    data: st.DataObject, block_size: int
+) -> None:
+    """Sequences come, grow and leave."""
+    tables = BlockTables(SCRATCH)
+    running: list[tuple[int, array[int]]] = []
+    free = list(range(SCRATCH))
+    for _ in range(data.draw(st.integers(1, 8))):
+        running = [each for each in running if not data.draw(st.sampled_from([False, False, True]))]
+        for cached_len in data.draw(st.lists(st.integers(0, 6), max_size=2)):
+            running.append((cached_len, array("i")))
+        if not running:
+            continue
+        steps: list[SequenceStep] = []
+        for place, (cached_len, block_ids) in enumerate(running):
+            num_missing = cached_len // block_size + 1 - len(block_ids)
+            if num_missing > 0:
+                block_ids = block_ids + array("i", [free.pop() for _ in range(num_missing)])
+            running[place] = (cached_len + 1, block_ids)
+            steps.append(SequenceStep([place], cached_len, block_ids))
+        expected = StepInputs.build(
+            steps, block_size=block_size, scratch_block_id=SCRATCH, device=CPU
+        )
+        step = StepInputs.of_decodes(
+            [place for (place,), *_ in steps],
+            [each.cached_len for each in steps],
+            tables.of([block_ids for _, block_ids in running], expected.block_tables.shape[1]),
+            block_size,
+            CPU,
+        )
+        for field in fields(StepInputs):
+            one, other = getattr(step, field.name), getattr(expected, field.name)
+            same = torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+            assert same, field.name
+            if isinstance(one, torch.Tensor):
+                assert one.dtype == other.dtype, field.name
+
+
+def test_a_block_outside_of_the_pool_is_refused_and_the_next_step_is_right() -> None:
+    tables = BlockTables(SCRATCH)
+    good = array("i", [3, 4])
+    assert tables.of([good, array("i", [5])], 2).tolist() == [[3, 4], [5, SCRATCH]]
+    for outside in (SCRATCH, -1):
+        with pytest.raises(InvalidStep, match=f"sequence 1 of the step names block {outside};"):
+            tables.of([good, array("i", [5, outside])], 2)
+    assert tables.of([array("i", [7]), good], 2).tolist() == [[7, SCRATCH], [3, 4]]
