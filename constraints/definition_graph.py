@@ -1,7 +1,7 @@
 """The graph of definitions: which are reached, how deep, and which are productive."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from constraints.errors import TooComplex
 
@@ -41,10 +41,13 @@ def closure(
         for other in others:
             mentioned_by[other].append(name)
     found: set[str] = set()
-    pending = list(mentions)
+    pending: Collection[str] = [*mentions][::-1]
+    # In rounds: what mentions thousands of names is not asked for each of them.
     while pending:
-        name = pending.pop()
-        if name not in found and holds(name, found):
-            found.add(name)
-            pending.extend(mentioned_by[name])
+        fresh = []
+        for name in pending:
+            if name not in found and holds(name, found):
+                found.add(name)
+                fresh.append(name)
+        pending = dict.fromkeys(user for name in fresh for user in mentioned_by[name])
     return found

@@ -20,15 +20,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
 from constraints.definition_graph import closure
 from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
-from constraints.grammars.lark import Word, special_id, words
+from constraints.grammars.lark import Word, lines, special_id, words
 from constraints.guiding.completion import CompletionHints
 from constraints.regex.syntax import (
+    EMPTY,
     Chars,
     Choice,
     Concat,
@@ -36,6 +38,8 @@ from constraints.regex.syntax import (
     Pattern,
     Reference,
     Repeat,
+    choice,
+    concat,
     has,
     parse,
 )
@@ -238,7 +242,9 @@ def hints_of(spec: ConstraintSpec) -> CompletionHints:
             case Kind.LARK:
                 return _of_lark(words(spec.text))
             case Kind.GBNF:
-                found = [_example_of_grammar(gbnf.read(spec.text))]
+                rules = gbnf.read(spec.text)
+                patterns = {name: rule.pattern for name, rule in rules.items()}
+                found = [_example_of_grammar(patterns, gbnf.ROOT)]
             case Kind.CHOICE:
                 found = sorted(json.loads(spec.text), key=len)
             case _:
@@ -250,12 +256,8 @@ def hints_of(spec: ConstraintSpec) -> CompletionHints:
 
 def _of_lark(found: Sequence[Word]) -> CompletionHints:
     strings = [_unquoted(word.text.removesuffix("i")) for word in found if word.kind == "string"]
-    patterns = [word.text[1:].rpartition("/") for word in found if word.kind == "regexp"]
-    parsed = [
-        parse(f"(?{flags}){pattern}" if flags else pattern, Dialect.LARK)
-        for pattern, _, flags in dict.fromkeys(patterns)
-        if len(pattern) <= MAX_PATTERN_LEN
-    ]
+    patterns = dict.fromkeys(word.text for word in found if word.kind == "regexp")
+    parsed = [_parsed(each) for each in patterns if len(each) <= MAX_PATTERN_LEN]
     ids = dict.fromkeys(special_id(word) for word in found if word.kind == "special")
     marks = [mark_of(each) for each in ids if each is not None]
     examples = [example_text(each) or "" for each in parsed]
@@ -263,7 +265,48 @@ def _of_lark(found: Sequence[Word]) -> CompletionHints:
     texts = _encoded(sorted(short, key=len, reverse=True))
     schemas = [word.value for word in found if word.text == "%json"]
     parts = [leaf for schema in schemas for leaf in leaves(schema)]
-    return CompletionHints((*marks, *texts, *dict.fromkeys(parts)))
+    named = (line for line in lines(found) if line[0].kind in ("rule", "terminal"))
+    definitions = {line[0].text.lstrip("!?"): _defined(line) for line in named}
+    whole = _encoded([_example_of_grammar(definitions, "start")])
+    return CompletionHints(tuple(dict.fromkeys((*whole, *marks, *texts, *parts))))
+
+
+def _defined(line: Sequence[Word]) -> Pattern:
+    """What a rule or a terminal stands for; where it is negated, and of schemas, anything."""
+    # Of each bracket that is open, the options and the items of the present one.
+    frames: list[tuple[list[Pattern], list[Pattern]]] = [([], [])]
+    begin = next((index for index, word in enumerate(line) if word.text == ":"), len(line))
+    for before, word in pairwise(line[begin:]):
+        options, items = frames[-1]
+        match word.kind, word.text:
+            case _, "(" | "[":
+                frames.append(([], []))
+            case _, ")" | "]" if len(frames) > 1:
+                frames.pop()
+                whole = choice([*options, concat(items)])
+                frames[-1][1].append(whole if word.text == ")" else EMPTY)
+            case _, "|":
+                options.append(concat(items))
+                items.clear()
+            case _, "?" | "*" if items:
+                items[-1] = EMPTY
+            case "number", count if items and before.text in ("~", "{") and count.isdecimal():
+                items[-1] = Repeat(items[-1], int(count), None)
+            case "string", text if before.text != "..":
+                literal = _unquoted(text.removesuffix("i"))
+                items.append(concat(Chars(((ord(char), ord(char)),)) for char in literal))
+            case "regexp", text if len(text) <= MAX_PATTERN_LEN:
+                items.append(_parsed(text))
+            case (("rule" | "terminal"), name) if before.text != "->":
+                items.append(Reference(name, 0))
+            case _, "&":
+                break
+    return choice([*frames[0][0], concat(frames[0][1])])
+
+
+def _parsed(regexp: str) -> Pattern:
+    pattern, _, flags = regexp[1:].rpartition("/")
+    return parse(f"(?{flags}){pattern}" if flags else pattern, Dialect.LARK)
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
@@ -272,21 +315,21 @@ def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(text.encode(errors="ignore") for text in kept))
 
 
-def _example_of_grammar(rules: Mapping[str, gbnf.Rule]) -> str:
+def _example_of_grammar(rules: Mapping[str, Pattern], root: str) -> str:
     """A text of the whole grammar, out of those of its rules; empty: none found."""
     mentions = {
-        name: [each.name for each in gbnf.references(rule.pattern)] for name, rule in rules.items()
+        name: [each.name for each in gbnf.references(pattern)] for name, pattern in rules.items()
     }
     texts: dict[str, str] = {}
 
     def has_text(name: str, _: set[str]) -> bool:
-        text = example_text(rules[name].pattern, texts)
+        text = example_text(rules[name], texts)
         if text is not None:
             texts[name] = text
         return text is not None
 
     closure(mentions, has_text)
-    return texts.get(gbnf.ROOT, "")
+    return texts.get(root, "")
 
 
 def _unquoted(literal: str) -> str:

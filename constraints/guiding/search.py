@@ -246,8 +246,6 @@ class Pass:
 
 # For structure that has to be written in any case; for short texts; for loops in loops.
 PLAN = (Pass(64), Pass(384, byte_cost=1.0), Pass(300, is_turning=True))
-# Those after the plan, for texts that have to be long; any length will do.
-LONG_PLAN = (Pass(4096), Pass(4096, is_turning=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +278,7 @@ class Search:
         self._hints = hints
         self._max_len = max_len
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
-        self._max_time_s = max_time_s
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Give the following passes a new time limit."""
-        self.limit = TimeLimit(self._max_time_s)
+        self._limit = TimeLimit(max_time_s)
 
     def completions(self, kind: Pass, max_nodes: int) -> Iterator[KnownCompletion]:
         """Completions as they are found."""
@@ -303,7 +296,7 @@ class Search:
         # The empty edge leads to the place itself.
         push(_Node(self._matcher, (), 0.0, ((),)), 0)
         for _ in range(max_nodes):
-            if not heap or self.limit.is_over():
+            if not heap or self._limit.is_over():
                 return
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
@@ -425,15 +418,7 @@ def shortest_completion(
         found = found_by(kind, max_nodes)
         if found is not None:
             return found
-    if not is_patient:
-        return None
-    # Where there was no time for these passes, there is none for longer ones.
-    is_slow = search.limit.is_over()
-    found = _with_words(matcher, vocabulary, max_len)
-    if found is not None or max_len <= MAX_COUNTED or is_slow:
-        return found
-    search.begin_anew()
-    return next(filter(None, (found_by(kind, kind.max_nodes) for kind in LONG_PLAN)), None)
+    return _with_words(matcher, vocabulary, max_len) if is_patient else None
 
 
 def _tails_in_bytes(

@@ -92,7 +92,28 @@ def test_a_pattern_or_a_grammar_hints_at_a_whole_text(kind: Kind, text: str, hin
 
 def test_a_grammar_hints_at_its_terminals() -> None:
     text = 'start: "BEGIN " NAME " END"\nNAME: /[a-z]+_id/\n'
-    assert hints_of(ConstraintSpec(Kind.LARK, text)).all() == (b"BEGIN ", b" END", b"a_id")
+    hints = hints_of(ConstraintSpec(Kind.LARK, text)).all()
+    assert hints == (b"BEGIN a_id END", b"BEGIN ", b" END", b"a_id")
+
+
+LINES = 'LINE: /[^\\n]+/ "\\n"\n'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: "Q: " LINE ("A" | "B: " LINE)~2..3\n' + LINES, b"Q: a\nAA"),
+        ('start: say act?\n?say: "Say: " LINE | say ["!"]\nact[lazy]: LINE\n' + LINES, b"Say: a\n"),
+        (
+            'start: WORD{2} sum -> all\nsum: "0".."9" | sum "+" "yes"i\nWORD: "ab" & /.*/\n',
+            b"abab0",
+        ),
+        ('start: ("(" start ")")+ | "x" "y"+ // all\n', b"xy"),
+        ('start: "x" again\nagain: "y" start | start\n', b"x"),
+    ],
+)
+def test_a_grammar_hints_at_a_whole_text(grammar: str, text: bytes) -> None:
+    assert hints_of(ConstraintSpec(Kind.LARK, grammar)).first[0] == text
 
 
 def test_a_choice_hints_at_its_shortest_strings() -> None:

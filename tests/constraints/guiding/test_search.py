@@ -173,7 +173,7 @@ def test_numbers_that_differ_are_counted(items: Json, numbers: range) -> None:
     assert json.loads(text_of(list(found), mixed_vocabulary())) == list(numbers)
 
 
-def test_what_has_no_text_is_not_looked_for_in_longer_passes_than_there_was_time_for(
+def test_what_has_no_text_is_not_looked_for_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ticks = itertools.count()
