@@ -445,7 +445,6 @@ class GrammarMatcher:
             tails,
             hints,
             self._bytewise(),
-            is_patient=not self._made,
             num_failed=num_failed,
         )
         if found is None and failure is not None and not self._made:

@@ -25,10 +25,13 @@ from math import isfinite
 from string import ascii_lowercase, ascii_uppercase, digits
 
 from constraints.definition_graph import closure
+from constraints.engine import GrammarLanguage
 from constraints.errors import ConstraintError
 from constraints.grammars import gbnf
 from constraints.grammars.lark import Word, lines, special_id, words
+from constraints.guiding.alphabet import byte_vocabulary, in_bytes
 from constraints.guiding.completion import CompletionHints
+from constraints.matcher import ANY_LEN
 from constraints.regex.syntax import (
     EMPTY,
     Chars,
@@ -44,8 +47,9 @@ from constraints.regex.syntax import (
     parse,
 )
 from constraints.regex.writing import conjuncts, looks_around, matching, searching
+from constraints.schema import json_schema
 from constraints.schema.reading import Json
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import mark_of
 
 MAX_LEN = 50_000
@@ -75,6 +79,10 @@ def example_text(pattern: Pattern, known: Mapping[str, str] = {}) -> str | None:
                     return None
                 whole += text
             return whole
+        case Repeat(Chars() as chars, int(length), _) if (
+            _MIN_FILLED_LEN <= length <= MAX_LEN and all(has(chars, each) for each in _FILLER)
+        ):
+            return _filled(length)
         case Repeat(part, min_count):
             unit = example_text(part, known) if min_count else ""
             return None if unit is None or min_count * len(unit) > MAX_LEN else unit * min_count
@@ -109,7 +117,8 @@ _TEXTS = {
     "uuid": "00000000-0000-0000-0000-000000000000",
 }
 # The filler of long strings: vocabularies have its words as tokens.
-_FILLER = "the "
+_FILLER = "something "
+_MIN_FILLED_LEN = 20
 _MAX_FILLED_LEN = 5_000
 _MAX_LEAF_LEN = 6_000
 MAX_LEAVES = 300
@@ -163,6 +172,10 @@ def _written(value: Json) -> str:
         return ""
 
 
+def _filled(length: int) -> str:
+    return (_FILLER * (length // len(_FILLER) + 1))[:length]
+
+
 def _values(schema: dict[str, Json], *, may_parse: bool) -> Iterator[Json]:
     if "const" in schema:
         yield schema["const"]
@@ -187,7 +200,7 @@ def _values(schema: dict[str, Json], *, may_parse: bool) -> Iterator[Json]:
     if joint is not None and may_parse and (text := _matching(joint)) is not None:
         yield text
     elif 0 < min_len <= _MAX_FILLED_LEN:
-        yield (_FILLER * (min_len // len(_FILLER) + 1))[:min_len]
+        yield _filled(min_len)
     name = schema.get("format")
     if isinstance(name, str) and name in _TEXTS:
         yield _TEXTS[name]
@@ -227,6 +240,8 @@ MAX_HINTS = 12
 # Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINAL_LEN = 1_000
+# The most schemas of a grammar of which an instance is looked for, some milliseconds each.
+_MAX_SCHEMAS = 3
 
 
 def hints_of(spec: ConstraintSpec) -> CompletionHints:
@@ -263,16 +278,48 @@ def _of_lark(found: Sequence[Word]) -> CompletionHints:
     examples = [example_text(each) or "" for each in parsed]
     short = [text for text in (*strings, *examples) if len(text) <= _MAX_TERMINAL_LEN]
     texts = _encoded(sorted(short, key=len, reverse=True))
-    schemas = [word.value for word in found if word.text == "%json"]
-    parts = [leaf for schema in schemas for leaf in leaves(schema)]
+    schemas = [word for word in found if word.text == "%json"]
+    parts = [leaf for word in schemas for leaf in leaves(word.value)]
+    # Of the many of a request's tools a search takes the simplest.
+    is_few = len(schemas) <= _MAX_SCHEMAS
+    instances = {word.start: _instance(word.value) for word in schemas if is_few}
     named = (line for line in lines(found) if line[0].kind in ("rule", "terminal"))
-    definitions = {line[0].text.lstrip("!?"): _defined(line) for line in named}
-    whole = _encoded([_example_of_grammar(definitions, "start")])
+    definitions = {line[0].text.lstrip("!?"): _defined(line, instances) for line in named}
+    whole = _encoded([_example_of_grammar(_IMPORTED | definitions, "start")])
     return CompletionHints(tuple(dict.fromkeys((*whole, *marks, *texts, *parts))))
 
 
-def _defined(line: Sequence[Word]) -> Pattern:
-    """What a rule or a terminal stands for; where it is negated, and of schemas, anything."""
+def _instance(schema: Json) -> str:
+    """A short instance; empty: none found."""
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), Whitespace.COMPACT, is_part=True)
+    hints = CompletionHints(leaves(schema))
+    try:
+        grammar = in_bytes(json_schema.prepare(spec).text)
+        found = GrammarLanguage(byte_vocabulary(), grammar, hints=hints).matcher().shortest(ANY_LEN)
+    except ConstraintError:
+        return ""  # the compiler reports it
+    return bytes(found or ()).decode()
+
+
+def _literal(text: str) -> Pattern:
+    return concat(Chars(((ord(char), ord(char)),)) for char in text)
+
+
+# Of what Lark's users import.
+_IMPORTED = {
+    **dict.fromkeys(("DIGIT", "INT", "NUMBER", "SIGNED_INT", "SIGNED_NUMBER"), _literal("0")),
+    **dict.fromkeys(("CNAME", "LETTER", "WORD"), _literal("a")),
+    "ESCAPED_STRING": _literal('""'),
+    "FLOAT": _literal("0.0"),
+    "NEWLINE": _literal("\n"),
+}
+
+
+def _defined(line: Sequence[Word], instances: Mapping[int, str]) -> Pattern:
+    """What a rule or a terminal stands for; where it is negated, anything.
+
+    instances: of the schemas, by place
+    """
     # Of each bracket that is open, the options and the items of the present one.
     frames: list[tuple[list[Pattern], list[Pattern]]] = [([], [])]
     begin = next((index for index, word in enumerate(line) if word.text == ":"), len(line))
@@ -293,8 +340,9 @@ def _defined(line: Sequence[Word]) -> Pattern:
             case "number", count if items and before.text in ("~", "{") and count.isdecimal():
                 items[-1] = Repeat(items[-1], int(count), None)
             case "string", text if before.text != "..":
-                literal = _unquoted(text.removesuffix("i"))
-                items.append(concat(Chars(((ord(char), ord(char)),)) for char in literal))
+                items.append(_literal(_unquoted(text.removesuffix("i"))))
+            case _, "%json":
+                items.append(_literal(instances.get(word.start, "")))
             case "regexp", text if len(text) <= MAX_PATTERN_LEN:
                 items.append(_parsed(text))
             case (("rule" | "terminal"), name) if before.text != "->":

@@ -8,9 +8,6 @@ A best-first search over bytes. A node is a matcher and the bytes that led to it
 of one byte (or a replacement for a byte without one), or a hint that is legal as a whole. It is
 limited by nodes, so that the same output always gets the same completions. A limit on CPU time is
 there for grammars whose masks take long.
-
-A search over bytes finds a way to the end, but its texts have a token for nearly every byte. For a
-text that has to be long, the longest legal token at each step is taken instead.
 """
 
 import heapq
@@ -19,18 +16,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from string import ascii_lowercase
-from time import thread_time
 
 import numpy as np
-import numpy.typing as npt
 
 from constraints.bitmask import allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import KnownCompletion, TimeLimit, completes, spelled, text_of
 from constraints.matcher import Matcher
-from constraints.vocabulary import Vocabulary, kept_with_vocabulary
+from constraints.vocabulary import Vocabulary
 
 # The most texts that a dive tries, and what it takes without a choice; some 20 us each.
 MAX_TRIES = 3_000
@@ -106,8 +100,10 @@ class _Dive:
     def to_the_end(self, text: bytes) -> KnownCompletion | None:
         """Tokens that complete `text`."""
         made: list[int] = []
+        num_before = len(text)
         while self._num_left > 0:
-            self._num_left -= 1
+            # All of it is looked at each time, and free text around JSON may have no end.
+            self._num_left -= 1 + (len(text) - num_before) // 500
             if self._matcher.is_complete:
                 return tuple(made)
             taken = self._other_item(text) or self._forced() or self._chosen(text)
@@ -381,8 +377,6 @@ def shortest_completion(
     tails: Sequence[KnownCompletion] = (),
     hints: Sequence[bytes] = (),
     bytewise: Matcher | None = None,
-    *,
-    is_patient: bool = False,
     num_failed: int = 0,
 ) -> KnownCompletion | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
@@ -390,7 +384,6 @@ def shortest_completion(
     tails:      completions that were valid a few tokens ago, the longest first
     hints:      texts that are legal as a whole somewhere, such as a schema's leaves
     bytewise:   a matcher at the same place over `byte_vocabulary`, to search with
-    is_patient: no step waits for the answer: search for long texts, too
     num_failed: searches of the same output that found nothing; each halves the limits of this one
     """
     is_bytewise = bytewise is not None
@@ -418,7 +411,7 @@ def shortest_completion(
         found = found_by(kind, max_nodes)
         if found is not None:
             return found
-    return _with_words(matcher, vocabulary, max_len) if is_patient else None
+    return None
 
 
 def _tails_in_bytes(
@@ -447,48 +440,3 @@ def _respelled(
     if better is not None and len(better) <= len(path):
         path = better if completes(matcher, vocabulary, better) else path
     return path if completes(matcher, vocabulary, path) else None
-
-
-# The most CPU seconds for words. Two hundred take a third of it, so results do not depend on the
-# load of the machine.
-_MAX_WORDS_TIME_S = 0.3
-# Where all of these are legal, words are: they can fill a text that has to be longer.
-_LETTERS = frozenset(ascii_lowercase.encode())
-
-
-def _with_words(matcher: Matcher, vocabulary: Vocabulary, max_len: int) -> KnownCompletion | None:
-    """Tokens that complete the text, the longest legal one at each step, and spaces between them.
-
-    At most `max_len`; None: none found this way.
-    """
-    deadline = thread_time() + _MAX_WORDS_TIME_S
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    lengths = _lengths(vocabulary)
-    ahead = matcher.fork()
-    path: list[int] = []
-    try:
-        while not ahead.is_complete:
-            if len(path) >= max_len or thread_time() > deadline:
-                return None
-            ahead.fill_mask(row)
-            singles = alphabet_of(vocabulary).allowed(row).tolist()
-            by_byte = {vocabulary.tokens[each][:1]: each for each in reversed(singles)}
-            if not singles:
-                return None
-            token_id = singles[0]
-            if {key[0] for key in by_byte} >= _LETTERS:
-                legal = allowed_ids(row)
-                is_word = bool(path) and lengths[path[-1]] > 1
-                between = by_byte.get(b'"', by_byte.get(b" ")) if is_word else None
-                token_id = int(legal[lengths[legal].argmax()]) if between is None else between
-            ahead.advance(token_id)
-            path.append(token_id)
-    except (EngineFailed, IllegalToken):
-        return None
-    return tuple(path)
-
-
-@kept_with_vocabulary(1)
-def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
-    """The number of bytes of each token, [num_tokens]."""
-    return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
