@@ -62,7 +62,6 @@ ROOT = "root"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*+")
 _DEFINED = re.compile(rf"({_NAME.pattern})[ \t\r\n]*+::=")
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*+")
-_MACRO = re.compile("(?:Tag|Token|Exclude)[A-Za-z]*")
 _TOKEN = re.compile(r"!?<[^<>\s]*+>")
 _MISFITS = {"'": "texts stand in double quotes", "{": "a repeat is {m}, {m,}, {,n} or {m,n}"}
 _NO_WORD = "no word of a grammar begins like this"
@@ -116,8 +115,6 @@ class _Reader(Parser):
     def refuse(self, used: Reference) -> NoReturn:
         """Raises the error that there is no such rule."""
         self._at = used.position + len(used.name)
-        if _MACRO.fullmatch(used.name):
-            raise self._unsupported(used.position, "asking for tokens and tags")
         raise self._wrong(used.position, f"there is no rule `{used.name}`")
 
     def _is_over(self) -> bool:

@@ -61,10 +61,7 @@ class CounterGrid:
 
     @classmethod
     def of(cls, machine: Machine, num_inside: int = 1) -> "CounterGrid":
-        """The smallest counter grid for a machine. Raises TooComplex.
-
-        num_inside: places inside of a character
-        """
+        """The smallest counter grid for a machine. Raises TooComplex."""
         directions = [_direction(machine, place) for place in range(len(machine.counters))]
         weighable = [place for place, direction in enumerate(directions) if direction]
         slack = max(weighable, key=lambda place: machine.counters[place].cap, default=None)

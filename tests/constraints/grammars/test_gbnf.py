@@ -223,10 +223,3 @@ def test_what_would_take_long_for_each_token_is_refused_before_the_first() -> No
     spec = ConstraintSpec(Kind.GBNF, "\n".join(("root ::= r0", *rules)))
     with pytest.raises(TooComplex):
         needed_len(spec, demo_vocabulary())
-
-
-def test_a_rule_may_have_a_name_that_begins_as_a_macro_does() -> None:
-    named = 'root ::= Token("," Token)*\nToken ::= [a-z]+'
-    assert to_grammar(named).count("Token") == to_grammar(named.replace("Token", "word")).count(
-        "word"
-    )
