@@ -277,6 +277,9 @@ _MAX_SIZE = 2_000
 # The same of all rules that stay.
 _MAX_WHOLE = 1_000_000
 _MAX_ROUNDS = 40
+# The most characters of a rule that is shown in a loop, and the most loops.
+_MAX_SHOWN = 200
+_MAX_LOOPS = 100
 
 
 def _in_terminals(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
@@ -323,6 +326,7 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
     if sum(_size(pattern, sizes) for pattern in kept.values()) > _MAX_WHOLE:
         raise TooComplex(f"a grammar of more than {_MAX_WHOLE} characters, all rules written out")
     found = {name: mapped(pattern, in_place) for name, pattern in kept.items()}
+    small = {name: each for name, each in found.items() if _size(each, {}) <= _MAX_SHOWN}
     names: dict[Pattern, str] = {}
     loops: dict[str, Pattern] = {}
 
@@ -334,15 +338,16 @@ def _written_out(rules: Mapping[str, Pattern]) -> dict[str, Pattern]:
                 return concat(map(with_loops, parts))
             case Choice(options):
                 return choice(map(with_loops, options))
-            case Repeat(part, (0 | 1), None) if any(
-                isinstance(each, Reference) for each in options_of(part)
-            ):
+            case Repeat(part, (0 | 1), None) if pattern in names or len(names) < _MAX_LOOPS:
+                options = options_of(part)
+                shown = [
+                    small.get(each.name, each) if isinstance(each, Reference) else each
+                    for each in options
+                ]
+                if shown == [*options]:
+                    return replace(pattern, part=with_loops(part))
                 if pattern not in names:
                     names[pattern] = f"loop {len(names)}"
-                    shown = (
-                        found[each.name] if isinstance(each, Reference) else each
-                        for each in options_of(part)
-                    )
                     loops[names[pattern]] = replace(pattern, part=with_loops(choice(shown)))
                 return Reference(names[pattern], 0)
             case Repeat(part):
