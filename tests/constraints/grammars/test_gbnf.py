@@ -225,8 +225,6 @@ def test_what_would_take_long_for_each_token_is_refused_before_the_first() -> No
         needed_len(spec, demo_vocabulary())
 
 
-def test_rules_in_many_loops_are_shown_in_the_first_of_them() -> None:
-    loops = " ".join(f'(x | "{number}")*' for number in range(200))
-    words = " | ".join(f'"{number}" root' for number in range(40))
-    text = to_grammar(f'root ::= "(" {loops} ")"\nx ::= [a-z]+ | {words}')
-    assert text.count("\nr") <= 103
+def test_a_rule_in_many_loops_is_shown_in_the_first_of_them() -> None:
+    loops = " ".join(f'(x | "{number}")*' for number in range(150))
+    assert to_grammar(f'root ::= "(" {loops} ")"\nx ::= "a" root?').count("\nr") == 102
