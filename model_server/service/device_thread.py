@@ -36,6 +36,9 @@ class DeviceThread(Executor):
         os.set_blocking(self._waking, False)
         woken = partial(os.read, self._reading, 4096)
         self._selector.register(self._reading, selectors.EVENT_READ, woken)
+        # Held to submit, and to close what wakes the thread: nothing comes behind the end.
+        self._submitting = threading.Lock()
+        self._takes_works = True
         self._is_waiting = False
         self._is_over = False
         # A load cannot be interrupted, and a collective may hang: nobody waits for it at the end.
@@ -45,14 +48,13 @@ class DeviceThread(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """As Executor: works run in their order, before steps that are there."""
         future: Future[T] = Future()
-        self._works.append(partial(_work, future, partial(fn, *args, **kwargs)))
-        if self._is_waiting:
-            self._wake()
+        self._add(partial(_work, future, partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As Executor; what was submitted is done before, but no step."""
-        self.submit(self._end)
+        with suppress(RuntimeError):
+            self._add(self._end, is_last=True)
         if wait:
             self._thread.join()
 
@@ -64,10 +66,16 @@ class DeviceThread(Executor):
         """Before it is closed."""
         self._selector.unregister(file)
 
-    def _wake(self) -> None:
-        # A full pipe wakes it as well.
-        with suppress(BlockingIOError):
-            os.write(self._waking, b"\0")
+    def _add(self, work: Callable[[], None], *, is_last: bool = False) -> None:
+        with self._submitting:
+            if not self._takes_works:
+                raise RuntimeError("the device's thread was shut down")
+            self._takes_works = not is_last
+            self._works.append(work)
+            if self._is_waiting:
+                # A full pipe wakes it as well.
+                with suppress(BlockingIOError):
+                    os.write(self._waking, b"\0")
 
     def _run(self, begin: Callable[[], None]) -> None:
         begin()
@@ -89,8 +97,9 @@ class DeviceThread(Executor):
     def _end(self) -> None:
         self._is_over = True
         self._selector.close()
-        os.close(self._reading)
-        os.close(self._waking)
+        with self._submitting:
+            os.close(self._reading)
+            os.close(self._waking)
 
 
 def _work(future: "Future[Any]", call: Callable[[], Any]) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -34,6 +35,30 @@ def test_a_work_that_was_cancelled_in_time_never_runs() -> None:
         assert thread.submit(ran.append, 1).cancel()
         released.set()
     assert ran == []
+
+
+def test_nothing_is_taken_behind_the_end_and_all_that_was_taken_before_is_done() -> None:
+    """Not even from a thread that submits just then: its work would never be done."""
+    taken: list[Future[int]] = []
+    refused: list[RuntimeError] = []
+
+    def submit_until_refused(thread: DeviceThread) -> None:
+        for _ in range(10_000):
+            try:
+                taken.append(thread.submit(int, "1"))
+            except RuntimeError as error:
+                refused.append(error)
+                return
+
+    for _ in range(100):
+        with DeviceThread() as device:
+            other = threading.Thread(target=submit_until_refused, args=(device,))
+            other.start()
+        other.join()
+    assert refused
+    assert all(future.done() for future in taken)
+    with pytest.raises(RuntimeError, match="was shut down"):
+        device.submit(int, "1")
 
 
 def test_the_thread_takes_turns_until_nothing_is_left_and_again_when_something_comes() -> None:
