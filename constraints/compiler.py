@@ -249,7 +249,9 @@ class Compiler:
                 ) from None
             except OutOfReach:
                 raise refusal from None
-        return GrammarLanguage(self.vocabulary, grammar, hints=hints_of(spec))
+        language = GrammarLanguage(self.vocabulary, grammar, hints=hints_of(spec))
+        writing.follow(language, spec.text)
+        return language
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         try:

@@ -56,7 +56,7 @@ from constraints.regex.syntax import (
     mapped,
     options_of,
 )
-from constraints.regex.writing import bounds, written
+from constraints.regex.writing import bounds, followed, written
 
 ROOT = "root"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*+")
@@ -561,7 +561,7 @@ def _written(found: Mapping[str, Pattern]) -> str:
             raise TooComplex(f"a grammar of more than {_MAX_TERMS} parts that are followed apart")
         match pattern:
             case Terminal(part):
-                return terminals.setdefault(written(part), f"T{len(terminals)}")
+                return terminals.setdefault(followed(written(part)), f"T{len(terminals)}")
             case Reference(name):
                 return names[name]
             case Concat(parts):

@@ -17,15 +17,20 @@ Nor has it look-around and word boundaries, which schemas' patterns have:
 import re
 from functools import lru_cache
 
+import numpy as np
+
 from constraints.engine import HEADER, GrammarLanguage
 from constraints.errors import (
     ConstraintError,
     Contradiction,
+    EngineFailed,
     NotEnforced,
     OutOfReach,
+    TooComplex,
     complaint,
+    short,
 )
-from constraints.guiding.alphabet import byte_vocabulary
+from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.regex.dfa import automaton_of, pattern_of
 from constraints.regex.syntax import (
     ANY,
@@ -97,7 +102,7 @@ def translate(pattern: str) -> str:
     A text matches the result if and only if re.fullmatch(pattern, text). Raises Malformed,
     NotEnforced.
     """
-    return _written_without_anchors(matching(pattern), pattern)
+    return _written_without_anchors(matching(pattern), pattern, is_followed=False)
 
 
 def matching(pattern: str) -> Pattern:
@@ -216,11 +221,56 @@ def _without_edges(pattern: Pattern) -> tuple[bool, bool, Pattern]:
     return first > 0, last < len(parts), concat(parts[first:last])
 
 
-def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
+def _written_without_anchors(
+    pattern: Pattern | None, text: str, *, is_followed: bool = True
+) -> str:
     if pattern is None:
         return written_set(Chars(()))
     _refuse(pattern, text)
-    return written(flat(pattern))
+    found = written(flat(pattern))
+    return followed(found) if is_followed else found
+
+
+# A count behind a group in which there is one, as in `(a{1,50}b?){1,50}`.
+_NESTED_COUNTS = re.compile(r"\}[^{}]*\)\{")
+# How many bytes of a text are followed where counts may multiply: bad ones break within 40.
+_FOLLOWED_LEN = 64
+
+
+def followed(pattern: str) -> str:
+    """A written pattern as it is. Raises TooComplex, as `follow`."""
+    if _NESTED_COUNTS.search(pattern):
+        follow(GrammarLanguage(byte_vocabulary(), f"{HEADER}start: /{pattern}/\n"), pattern)
+    return pattern
+
+
+def follow(language: GrammarLanguage, pattern: str) -> None:
+    """Raises TooComplex where the engine breaks on counts of this pattern, as outputs would.
+
+    What is followed has the same byte where it may: it is in the most repetitions at once. The
+    engine remembers it, and an output that needs as much at once does not break.
+    """
+    if not _NESTED_COUNTS.search(pattern):
+        return
+    matcher = language.matcher()
+    alphabet = alphabet_of(language.vocabulary)
+    row = np.zeros(language.vocabulary.num_words, dtype=np.int32)
+    last = -1  # no byte yet
+    try:
+        for _ in range(_FOLLOWED_LEN):
+            if matcher.is_over:
+                return
+            matcher.fill_mask(row)
+            legal = alphabet.allowed(row).tolist()
+            if not legal:
+                return
+            last = last if last in legal else legal[0]
+            matcher.advance(last)
+    except EngineFailed as error:
+        raise TooComplex(
+            f"counted repetitions are within others in `{short(pattern)}`, so that there are too"
+            f" many ways to read one text ({error}): lower their bounds, or write `*` or `+` inside"
+        ) from None
 
 
 def _refuse(pattern: Pattern, text: str, *, anchors: bool = True) -> None:

@@ -38,6 +38,23 @@ def test_a_refusal_is_remembered() -> None:
         assert compiler.is_cached(spec)
 
 
+COUNTS = "((a{1,50}b?){1,50}c?){1,50}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.REGEX, COUNTS),
+        (Kind.JSON_SCHEMA, f'{{"properties": {{"a": {{"pattern": "^{COUNTS}$"}}}}}}'),
+        (Kind.LARK, f"start: /{COUNTS}/"),
+        (Kind.GBNF, 'root ::= (("a"{1,50} "b"?){1,50} "c"?){1,50}'),
+    ],
+)
+def test_counts_that_multiply_are_refused_before_an_output_breaks(kind: Kind, text: str) -> None:
+    with pytest.raises(TooComplex, match="counted repetitions are within others"):
+        Compiler(demo_vocabulary()).compile(ConstraintSpec(kind, text))
+
+
 def test_the_least_recently_used_is_forgotten() -> None:
     compiler = Compiler(byte_vocabulary(), max_bytes=MIB * 2 // 5)
     specs = [ConstraintSpec(Kind.REGEX, letter) for letter in "abc"]
