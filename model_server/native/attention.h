@@ -102,10 +102,9 @@ class AttentionRunner {
     const auto gather = [this](const Tile &tile, Operand *to) { gather_queries(tile, to); };
     const auto write = [this](const Tile &tile, const Partial &total) { write_rows(tile, total); };
     worker_.each(work.items.size(), late_, [&](int64_t i) {
-      const Item &item = work.items[i];
-      const Tile &tile = work.tiles[item.tile];
+      const Tile &tile = work.tiles[work.items[i].tile];
       if (plan.writes_within) write_run({tile.first_token, tile.first_token + 1}, tile.kv_head);
-      attend_item<T>(call_, work, item, buffers_.partials, scratch_, gather, write);
+      attend_item<T>(call_, work, i, buffers_.partials, scratch_, gather, write);
     });
     if (work.splits.empty()) return;
     worker_.each(work.splits.size(), late_, [&](int64_t i) {

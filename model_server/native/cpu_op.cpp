@@ -90,7 +90,7 @@ void attend_step(const Call &call) {
       write_tokens<T>(call, index / call.num_kv_heads, index % call.num_kv_heads);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t index = 0; index < num_items; ++index)
-      attend_item<T>(call, work, work.items[index], partials.get(), scratch, gather, write);
+      attend_item<T>(call, work, index, partials.get(), scratch, gather, write);
     if (num_splits > 0) {
 #pragma omp for schedule(dynamic, 1)
       for (int64_t index = 0; index < num_splits; ++index)

@@ -332,6 +332,13 @@ struct Fetch {
   const char *from;
   int64_t step;  // from word to word
 };
+template <bool kPacked>
+ALWAYS_INLINE void fetch_line(const char *line) {
+  if constexpr (kPacked)
+    fetch_far(line);
+  else
+    __builtin_prefetch(line);
+}
 
 // The sums of a tile of R rows over one panel, as [R][32] floats: scaled, and with the bias. kLines:
 // see Fetch.
@@ -353,7 +360,7 @@ void multiply_tile(const Matrix &matrix, int64_t panel, const RowTile &tile, Fet
 #pragma GCC unroll 2
       for (int n = 0; n < kWide; ++n) words[n] = load(weights + n * 16);
 #pragma GCC unroll 2
-      for (int n = 0; n < (kLines == 2 ? kWide : kLines); ++n) __builtin_prefetch(next + n * 64);
+      for (int n = 0; n < (kLines == 2 ? kWide : kLines); ++n) fetch_line<kPacked>(next + n * 64);
       join_word<Dot, kPacked>(total, words, units, row_step,
                               std::make_integer_sequence<int, Dot::kUnits>{});
       units += kPacked ? R * Dot::kUnits : Dot::kUnits;
@@ -435,7 +442,7 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, F
 #pragma GCC unroll 2
           for (int n = 0; n < kWide; ++n) {
             Dot::split(load(weights + n * 16), high[n], w, parts[n]);
-            if (n < kLines) __builtin_prefetch(next + n * 64);
+            if (n < kLines) fetch_line<kPacked>(next + n * 64);
           }
 #pragma GCC unroll 12
           for (int r = 0; r < R; ++r) {
@@ -450,7 +457,7 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, F
         }
         if constexpr (Dot::kHigh > 0) {
 #pragma GCC unroll 2
-          for (int n = 0; n < (kLines == 2 ? kWide : kLines); ++n) __builtin_prefetch(next + n * 64);
+          for (int n = 0; n < (kLines == 2 ? kWide : kLines); ++n) fetch_line<kPacked>(next + n * 64);
           weights += kColumns;
           next += step;
         }
@@ -555,9 +562,8 @@ inline void multiply_amx(const Matrix &matrix, int64_t panel, const RowTile &til
 template <class F>
 void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, int64_t num_tiles,
                     [[maybe_unused]] Registers &registers, F finish) {
-  // One tile fetches its own panel some way ahead. Several share the next panel, so that memory is
-  // read all the time.
-  constexpr int64_t kAhead = 3072;
+  // One tile fetches its own panel some way ahead: packed rows take longer for a line, and fetch from
+  // further. Several share the next panel, so that memory is read all the time.
   const bool is_alone = num_tiles == 1;
   const int64_t step = is_alone ? 2 * 64 : (2 * 64 + num_tiles - 1) / num_tiles;
   const char *next = static_cast<const char *>(matrix.packed) + (panel + 1) * matrix.panel_bytes();
@@ -574,9 +580,10 @@ void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, i
       continue;
     }
 #endif
-    const char *from = is_alone ? next - matrix.panel_bytes() + kAhead
+    const bool is_packed = tile.row_step == 0;
+    const char *from = is_alone ? next - matrix.panel_bytes() + (is_packed ? 8192 : 3072)
                                 : next + t * step * matrix.num_words();
-    const auto multiply = tile.row_step > 0 ? multiply_function<false, 2>(matrix.format, tile.num_rows)
+    const auto multiply = !is_packed ? multiply_function<false, 2>(matrix.format, tile.num_rows)
                           : is_alone ? multiply_function<true, 2>(matrix.format, tile.num_rows)
                                      : multiply_function<true, 1>(matrix.format, tile.num_rows);
     multiply(matrix, panel, tile, {from, step}, sums);

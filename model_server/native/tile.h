@@ -148,8 +148,12 @@ struct Blocks {
   const uint32_t *operator[](int64_t block) const { return pool + block_table[block] * stride; }
 };
 
-// Scores of B blocks of 16 keys; `keys` has their beginnings, and those of as many blocks that are
-// read next, which are brought into the cache on the way.
+// So many blocks ahead of a product, keys and values are brought into the cache: a sequence's blocks
+// lie anywhere, and memory takes longer to answer than a block takes.
+constexpr int64_t kFetched = 8;
+
+// Scores of B blocks of 16 keys; `keys` has their beginnings, and those of kFetched blocks that are
+// read behind each.
 template <class T, int R, int B>
 ALWAYS_INLINE void score_blocks(const typename T::Operand *queries, const uint32_t *const *keys,
                                 int64_t num_words, float *scores) {
@@ -159,7 +163,7 @@ ALWAYS_INLINE void score_blocks(const typename T::Operand *queries, const uint32
 #pragma GCC unroll 2
     for (int b = 0; b < B; ++b) {
       words[b] = load(keys[b] + d * kBlock);
-      __builtin_prefetch(keys[b + B] + d * kBlock);
+      fetch_far(keys[b + kFetched] + d * kBlock);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
@@ -172,23 +176,17 @@ ALWAYS_INLINE void score_blocks(const typename T::Operand *queries, const uint32
     for (int b = 0; b < B; ++b) store(scores + r * kSpan + b * kBlock, sums[r][b]);
 }
 
-// Scores of the keys of `blocks`, two blocks at a time where registers allow: with few rows, one
-// block's sums would wait for themselves. `values` are what is read next.
+// Scores of the keys of blocks, two blocks at a time where registers allow: with few rows, one
+// block's sums would wait for themselves.
 template <class T, int R>
-ALWAYS_INLINE void score_span(const typename T::Operand *queries, const Blocks &keys,
-                              const Blocks &values, Interval blocks, int64_t num_words,
-                              float *scores) {
+ALWAYS_INLINE void score_span(const typename T::Operand *queries, const uint32_t *const *keys,
+                              int64_t num_blocks, int64_t num_words, float *scores) {
   constexpr int kTogether = 2 * R <= kAccumulators ? 2 : 1;
-  const int64_t num_blocks = blocks.end - blocks.first;
-  const uint32_t *starts[kSpanBlocks + kTogether];
-  for (int64_t n = 0; n < num_blocks; ++n) starts[n] = keys[blocks.first + n];
-  for (int n = 0; n < kTogether; ++n)
-    starts[num_blocks + n] = values[std::min(blocks.first + n, blocks.end - 1)];
   int64_t n = 0;
   for (; n + kTogether <= num_blocks; n += kTogether)
-    score_blocks<T, R, kTogether>(queries, starts + n, num_words, scores + n * kBlock);
+    score_blocks<T, R, kTogether>(queries, keys + n, num_words, scores + n * kBlock);
   for (; n < num_blocks; ++n)
-    score_blocks<T, R, 1>(queries, starts + n, num_words, scores + n * kBlock);
+    score_blocks<T, R, 1>(queries, keys + n, num_words, scores + n * kBlock);
 }
 
 // Turns a row's scores of whole blocks, from `first_key` on, into weights; those of keys that it
@@ -226,21 +224,20 @@ __attribute__((noinline)) std::pair<float, float> weigh(const Call &call, float 
   return {top, sum_of(sum)};
 }
 
-// Weighted sums of 16 * N columns of the values of blocks [first, end).
+// Weighted sums of 16 * N columns of the values of blocks; `values` as `keys` of score_blocks.
 template <class T, int R, int N>
-ALWAYS_INLINE void sum_columns(const typename T::Operand *weights, const Blocks &values,
-                               Interval blocks, int64_t column, int64_t value_dim, float *sums) {
+ALWAYS_INLINE void sum_columns(const typename T::Operand *weights, const uint32_t *const *values,
+                               int64_t num_blocks, int64_t column, int64_t value_dim, float *sums) {
   constexpr int64_t kWords = kBlock / T::kPack;
   Floats total[R][N] = {};
-  for (int64_t block = blocks.first; block < blocks.end; ++block, weights += kWords) {
-    const uint32_t *row = values[block] + column;
-    const uint32_t *next = values[std::min(block + 1, blocks.end - 1)] + column;
+  for (int64_t block = 0; block < num_blocks; ++block, weights += kWords) {
+    const uint32_t *row = values[block] + column, *next = values[block + kFetched] + column;
     for (int64_t k = 0; k < kWords; ++k, row += value_dim, next += value_dim) {
       Words words[N];
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) {
         words[n] = load(row + n * kBlock);
-        __builtin_prefetch(next + n * kBlock);
+        fetch_far(next + n * kBlock);
       }
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
@@ -258,37 +255,57 @@ ALWAYS_INLINE void sum_columns(const typename T::Operand *weights, const Blocks 
 
 // As many groups of N * 16 columns as there are, if their sums fit the registers.
 template <class T, int R, int N>
-ALWAYS_INLINE int64_t sum_wide_columns(const typename T::Operand *weights, const Blocks &values,
-                                       Interval blocks, int64_t column, int64_t value_dim,
-                                       float *sums) {
+ALWAYS_INLINE int64_t sum_wide_columns(const typename T::Operand *weights,
+                                       const uint32_t *const *values, int64_t num_blocks,
+                                       int64_t column, int64_t value_dim, float *sums) {
   if constexpr (R * N <= kAccumulators || N == 1)
     for (; column + N * kBlock <= value_dim; column += N * kBlock)
-      sum_columns<T, R, N>(weights, values, blocks, column, value_dim, sums);
+      sum_columns<T, R, N>(weights, values, num_blocks, column, value_dim, sums);
   return column;
 }
 
-// One span of a tile of R rows, from nothing.
-template <class T, int R>
-void attend_span(const Call &call, const Tile &tile, int64_t span, const Scratch<T> &scratch,
-                 Partial part) {
-  const int64_t num_words = call.head_dim / T::kPack, value_dim = call.value_dim;
-  const Blocks keys(call, tile, call.keys, num_words * kBlock);
-  const Blocks values(call, tile, call.values, value_dim * (kBlock / T::kPack));
-  const Interval all = tile.keys(call);
-  const Interval blocks = {std::max(span * kSpanBlocks, all.first / kBlock),
-                           std::min((span + 1) * kSpanBlocks, (all.end + kBlock - 1) / kBlock)};
+// A span of a tile.
+struct TileSpan {
+  const Tile &tile;
+  int64_t span;
 
-  score_span<T, R>(scratch.queries, keys, values, blocks, num_words, scratch.scores);
+  // Those of 16 keys that any row sees.
+  Interval blocks(const Call &call) const {
+    const Interval all = tile.keys(call);
+    return {std::max(span * kSpanBlocks, all.first / kBlock),
+            std::min((span + 1) * kSpanBlocks, (all.end + kBlock - 1) / kBlock)};
+  }
+};
+
+// One span of a tile of R rows, from nothing. `next`: what the thread computes behind it.
+template <class T, int R>
+void attend_span(const Call &call, const TileSpan &own, const TileSpan &next,
+                 const Scratch<T> &scratch, Partial part) {
+  const int64_t num_words = call.head_dim / T::kPack, value_dim = call.value_dim;
+  const Blocks keys(call, own.tile, call.keys, num_words * kBlock);
+  const Blocks values(call, own.tile, call.values, value_dim * (kBlock / T::kPack));
+  const Blocks next_keys(call, next.tile, call.keys, num_words * kBlock);
+  const Interval blocks = own.blocks(call), behind = next.blocks(call);
+  const int64_t num_blocks = blocks.end - blocks.first;
+  const uint32_t *starts[2 * kSpanBlocks + kFetched];  // in the order in which they are read
+  for (int64_t n = 0; n < num_blocks; ++n) {
+    starts[n] = keys[blocks.first + n];
+    starts[num_blocks + n] = values[blocks.first + n];
+  }
+  for (int64_t n = 0; n < kFetched; ++n)
+    starts[2 * num_blocks + n] = next_keys[std::min(behind.first + n, behind.end - 1)];
+
+  score_span<T, R>(scratch.queries, starts, num_blocks, num_words, scratch.scores);
   for (int r = 0; r < R; ++r)
     std::tie(part.largest[r], part.sums[r]) =
-        weigh<T>(call, scratch.scores + r * kSpan, blocks.first * kBlock,
-                 blocks.end - blocks.first, tile.seen(call, r),
-                 scratch.weights + r * (kSpan / T::kPack));
-  int64_t column = 0;
+        weigh<T>(call, scratch.scores + r * kSpan, blocks.first * kBlock, num_blocks,
+                 own.tile.seen(call, r), scratch.weights + r * (kSpan / T::kPack));
   const auto *weights = scratch.weights;
-  column = sum_wide_columns<T, R, 4>(weights, values, blocks, column, value_dim, part.values);
-  column = sum_wide_columns<T, R, 2>(weights, values, blocks, column, value_dim, part.values);
-  sum_wide_columns<T, R, 1>(weights, values, blocks, column, value_dim, part.values);
+  const uint32_t *const *read = starts + num_blocks;
+  int64_t column = 0;
+  column = sum_wide_columns<T, R, 4>(weights, read, num_blocks, column, value_dim, part.values);
+  column = sum_wide_columns<T, R, 2>(weights, read, num_blocks, column, value_dim, part.values);
+  sum_wide_columns<T, R, 1>(weights, read, num_blocks, column, value_dim, part.values);
 }
 
 template <class T, size_t... I>
@@ -395,16 +412,23 @@ inline float output_factor(const Call &call, const Tile &tile, const Partial &to
 // One item. `gather(tile, queries)` fetches the tile's queries, dimension by dimension, so that one
 // pointer walks over all rows; `write(tile, total)` takes a whole tile's result.
 template <class T, class Gather, class Write>
-void attend_item(const Call &call, const Work &work, const Item &item, float *partials,
+void attend_item(const Call &call, const Work &work, int64_t index, float *partials,
                  const Scratch<T> &scratch, Gather gather, Write write) {
   static constexpr auto kFunctions = span_functions<T>(std::make_index_sequence<kMaxRows>{});
+  const Item &item = work.items[index];
+  const Item &next = work.items[std::min<int64_t>(index + 1, work.items.size() - 1)];
   const Tile &tile = work.tiles[item.tile];
-  const auto attend = kFunctions[tile.num_rows - 1];
+  const auto attend = [&](int64_t span, Partial part) {
+    const bool is_last = span + 1 == item.spans.end;
+    kFunctions[tile.num_rows - 1](
+        call, {tile, span},
+        is_last ? TileSpan{work.tiles[next.tile], next.spans.first} : TileSpan{tile, span + 1}, scratch, part);
+  };
   gather(tile, scratch.queries);
   if (item.partials >= 0) {
     float *to = partials + item.partials;
     for (int64_t span = item.spans.first; span < item.spans.end; ++span) {
-      attend(call, tile, span, scratch, Partial(to, tile.num_rows));
+      attend(span, Partial(to, tile.num_rows));
       to += Partial::num_floats(call, tile.num_rows);
     }
     return;
@@ -412,7 +436,7 @@ void attend_item(const Call &call, const Work &work, const Item &item, float *pa
   Partial total(scratch.total, tile.num_rows), part(scratch.part, tile.num_rows);
   clear(total, call, tile.num_rows);
   for (int64_t span = item.spans.first; span < item.spans.end; ++span) {
-    attend(call, tile, span, scratch, part);
+    attend(span, part);
     merge(total, part, call, tile.num_rows);
   }
   write(tile, total);
