@@ -25,7 +25,7 @@ from typing import NoReturn, Self
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from constraints.bitmask import Bitmask, allowed_ids
+from constraints.bitmask import Bitmask, allowed_ids, clear_bits
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -222,7 +222,8 @@ class GrammarLanguage:
         _fill(first, row)
         if first.is_error():
             raise explain(first.get_error())
-        self.is_over_at_once = original.is_accepting() and _only_ends(row, vocabulary)
+        clear_bits(row, vocabulary.end_ids)
+        self.is_over_at_once = original.is_accepting() and not row.any()
         self.compile_s = time.perf_counter() - began
         # Computed on first use; all outputs start with it.
         self.first_completion: tuple[int, ...] | None = None
@@ -538,13 +539,6 @@ class GrammarMatcher:
 
 def _fill(inner: LLMatcher, row: Bitmask) -> None:
     inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-
-
-def _only_ends(row: Bitmask, vocabulary: Vocabulary) -> bool:
-    rest = row.copy()
-    for end_id in vocabulary.end_ids:
-        rest.view(np.uint32)[end_id // 32] &= ~np.uint32(1 << (end_id % 32))
-    return not rest.any()
 
 
 def _first_line(message: str) -> str:

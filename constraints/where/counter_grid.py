@@ -19,7 +19,8 @@ repeated until nothing changes. Where layers repeat, all layers down to the next
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,26 +39,24 @@ NEVER = -ALWAYS
 _MAX_CELLS = 30_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CounterGrid:
     """How the counts of a machine's counters are laid out.
 
     cells:      indices of the counters on the grid, the highest cap first
     slack:      index of the counter that is weighed, None: there is none
     weight:     1 or -1
-    shape:      by counter of the grid, the number of its cells
     """
 
     counters: tuple[Counter, ...]
     cells: tuple[int, ...]
     slack: int | None
     weight: int
-    shape: tuple[int, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        # Computed once: every byte that is read needs it.
-        shape = tuple(self.counters[place].cap + 1 for place in self.cells)
-        object.__setattr__(self, "shape", shape)
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """By counter of the grid, the number of its cells."""
+        return tuple(self.counters[place].cap + 1 for place in self.cells)
 
     @classmethod
     def of(cls, machine: Machine, num_inside: int = 1) -> "CounterGrid":

@@ -26,6 +26,8 @@ len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments with b
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import accumulate
+from operator import mul
 from typing import cast
 
 import numpy as np
@@ -533,14 +535,10 @@ class _Joint:
 
 def _mixed_radix(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
     """Weights that turn a row of digits into one number."""
-    weights = []
-    weight = 1
-    for size in sizes:
-        weights.append(weight)
-        weight *= size
-    if weight >= 2**62:
+    weights = list(accumulate(sizes, mul, initial=1))
+    if weights[-1] >= 2**62:
         raise TooManyStates("too many automata")
-    return np.array(weights, dtype=np.int64)
+    return np.array(weights[:-1], dtype=np.int64)
 
 
 def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
