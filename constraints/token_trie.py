@@ -34,16 +34,16 @@ _PRINTABLE = np.array([0x20 <= byte < 0x7F for byte in range(256)])
 class Level:
     """Nodes of equal depth, in lexicographic order.
 
-    firsts:       [num_nodes of the level above + 1] the first child of each of these, and the end
-    bytes:        [num_nodes]
-    token_firsts: [num_nodes + 1] in `token_ids`
-    token_ids:    the tokens that end here
+    parents:     [num_nodes] in the level above
+    bytes:       [num_nodes]
+    token_ids:   the tokens that end here
+    token_nodes: the node of each
     """
 
-    firsts: npt.NDArray[np.int64]
+    parents: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.uint8]
-    token_firsts: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
+    token_nodes: npt.NDArray[np.int64]
 
 
 class TokenTrie:
@@ -58,10 +58,8 @@ class TokenTrie:
         tokens = [all_tokens[token_id] for token_id in spelled]
         self.max_token_len = max(map(len, tokens), default=0)
         self.levels = _levels_of(tokens, np.array(spelled, dtype=np.int64))
-        # All tokens, plain ones first, and the rank of each token in this order.
+        # All tokens, plain ones first.
         self.plain_first = _plain_first(all_tokens)
-        self.plainness = np.empty(self.vocab_size, dtype=np.int64)
-        self.plainness[self.plain_first] = np.arange(self.vocab_size)
 
     def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
         """The class of each node's byte, by level: the `columns` of `actions_of`."""
@@ -92,7 +90,6 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
     offsets = np.cumsum(lengths) - lengths
     rows = np.arange(len(tokens))  # tokens that have a byte at this depth
     nodes_above = np.zeros(len(tokens), dtype=np.int64)
-    num_above = 1
     levels: list[Level] = []
     while len(rows):
         letters = flat[offsets[rows] + len(levels)]
@@ -100,18 +97,9 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
         is_new[1:] = (nodes_above[1:] != nodes_above[:-1]) | (letters[1:] != letters[:-1])
         nodes = np.cumsum(is_new) - 1
         ending = lengths[rows] == len(levels) + 1
-        num_nodes = int(nodes[-1]) + 1
-        levels.append(
-            Level(
-                np.searchsorted(nodes_above[is_new], np.arange(num_above + 1)),
-                letters[is_new],
-                np.searchsorted(nodes[ending], np.arange(num_nodes + 1)),
-                ids[rows[ending]],
-            )
-        )
+        levels.append(Level(nodes_above[is_new], letters[is_new], ids[rows[ending]], nodes[ending]))
         rows = rows[~ending]
         nodes_above = nodes[~ending]
-        num_above = num_nodes
     return levels
 
 
@@ -130,7 +118,7 @@ _MAX_STEPS = 1 << 23
 class Actions:
     """The actions of all tokens at some places.
 
-    ends:      [num_actions, num_places] packed states; those of the last action are all dead
+    ends:      [num_actions, num_places] packed states; those of the first action are all dead
     of_tokens: [vocab_size, up to whole words] the action of each token
     plainest:  [num_actions] the plainest token of each that is live, as its rank among all
     """
@@ -141,7 +129,11 @@ class Actions:
 
 
 def actions_of(
-    trie: TokenTrie, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
+    trie: TokenTrie,
+    table: Packed,
+    width: int,
+    columns: Sequence[npt.NDArray[np.int64]],
+    starts: Packed,
 ) -> Actions | None:
     """The actions at some packed places; None: too many different ones at several places.
 
@@ -149,49 +141,32 @@ def actions_of(
              dead and leads to 0
     columns: of `bytes_of_levels`
     """
-    width = 1 + max((int(column.max()) for column in columns), default=0)
-    live = np.zeros(1, dtype=np.int64)  # nodes, from the root on
-    of_live = np.zeros(1, dtype=np.int64)  # the row of each
-    rows = starts[None, :]  # [num_rows, num_places]
-    found = [np.zeros((0, len(starts)), dtype=np.int64)]
-    token_ids = [np.zeros(0, dtype=np.int64)]
-    of_tokens = [np.zeros(0, dtype=np.int64)]
-    num_found = num_steps = 0
+    rows = starts[None, :]  # [num_rows, num_places]; behind the root the first is dead
+    of_nodes = np.zeros(1, dtype=np.int64)  # the row of each node of a level
+    found = [np.zeros((1, len(starts)), dtype=np.int64)]
+    of_tokens = np.zeros(-(-trie.vocab_size // 32) * 32, dtype=np.int64)
+    num_found = 1
+    num_steps = 0
     for level, column in zip(trie.levels, columns, strict=True):
-        whose, live = _spread(level.firsts, live)
-        keys = of_live[whose] * width + column[live]
-        is_met = np.zeros(len(rows) * width, dtype=np.bool_)
-        is_met[keys] = True
-        met = np.flatnonzero(is_met)
+        keys = of_nodes[level.parents]
+        keys *= width
+        keys += column
+        of_keys = np.zeros(len(rows) * width, dtype=np.int64)
+        of_keys[keys] = 1
+        met = np.flatnonzero(of_keys)
         num_steps += len(met) * len(starts)
         if len(starts) > 1 and (len(met) * len(starts) > _MAX_AT_ONCE or num_steps > _MAX_STEPS):
             return None
-        rows, numbers = _distinct(_stepped(table, rows[met // width], met % width))
-        if not len(rows):
+        rows, of_keys[met] = _distinct(_stepped(table, rows[met // width], met % width))
+        if len(rows) == 1:
             break
-        of_keys = np.empty(len(is_met), dtype=np.int64)
-        of_keys[met] = numbers
-        of_live = of_keys[keys]
-        live, of_live = live[of_live >= 0], of_live[of_live >= 0]
-        whose, places = _spread(level.token_firsts, live)
-        token_ids.append(level.token_ids[places])
-        of_tokens.append(of_live[whose] + num_found)
-        found.append(rows)
-        num_found += len(rows)
-    return _joined(
-        trie, np.concatenate(found), np.concatenate(token_ids), np.concatenate(of_tokens)
-    )
-
-
-def _spread(
-    firsts: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The members of the nodes' ranges: for each its index into `nodes`, and itself."""
-    begins = firsts[nodes]
-    counts = firsts[nodes + 1] - begins
-    whose = np.repeat(np.arange(len(nodes)), counts)
-    before = np.cumsum(counts) - counts
-    return whose, np.arange(len(whose)) + (begins - before)[whose]
+        of_nodes = of_keys[keys]
+        of_ends = np.arange(num_found - 1, num_found - 1 + len(rows))
+        of_ends[0] = 0
+        of_tokens[level.token_ids] = of_ends[of_nodes[level.token_nodes]]
+        found.append(rows[1:])
+        num_found += len(rows) - 1
+    return _joined(trie, np.concatenate(found), of_tokens)
 
 
 def _stepped(table: Packed, above: Packed, classes: npt.NDArray[np.int64]) -> Packed:
@@ -206,32 +181,23 @@ def _stepped(table: Packed, above: Packed, classes: npt.NDArray[np.int64]) -> Pa
 
 
 def _distinct(rows: Packed) -> tuple[Packed, npt.NDArray[np.int64]]:
-    """The distinct live rows, and the index of each row in them, -1 for dead ones."""
+    """The distinct rows, first a dead one, and the index of each row in them."""
     whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * 8))).reshape(-1)
     _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
     is_live = rows[first].any(axis=1)
-    numbers = np.where(is_live, np.cumsum(is_live) - 1, -1)
-    return rows[first[is_live]], numbers[inverse.reshape(-1)]
+    numbers = np.where(is_live, np.cumsum(is_live), 0)
+    dead = np.zeros((1, rows.shape[1]), dtype=np.int64)
+    return np.concatenate([dead, rows[first[is_live]]]), numbers[inverse.reshape(-1)]
 
 
-def _joined(
-    trie: TokenTrie,
-    rows: Packed,
-    token_ids: npt.NDArray[np.int64],
-    of_tokens: npt.NDArray[np.int64],
-) -> Actions:
-    """The distinct actions of all depths with a token, and a dead one."""
+def _joined(trie: TokenTrie, rows: Packed, of_tokens: npt.NDArray[np.int64]) -> Actions:
+    """The distinct actions of all depths with a token."""
     is_met = np.zeros(len(rows), dtype=np.bool_)
     is_met[of_tokens] = True
-    ends, numbers = _distinct(rows[is_met])
-    of_rows = np.empty(len(rows), dtype=np.int64)
-    of_rows[is_met] = numbers
-    kinds = of_rows[of_tokens]
-    actions = np.full(
-        -(-trie.vocab_size // 32) * 32, len(ends), dtype=np.min_scalar_type(len(ends))
-    )
-    actions[token_ids] = kinds
-    plainest = np.full(len(ends) + 1, trie.vocab_size, dtype=np.int64)
-    np.minimum.at(plainest, kinds, trie.plainness[token_ids])
-    dead = np.zeros((1, ends.shape[1]), dtype=np.int64)
-    return Actions(np.concatenate([ends, dead]), actions, plainest)
+    of_rows = np.zeros(len(rows), dtype=np.int64)
+    ends, of_rows[is_met] = _distinct(rows[is_met])
+    actions = of_rows[of_tokens].astype(np.min_scalar_type(len(ends)))
+    plainest = np.full(len(ends), trie.vocab_size, dtype=np.int64)
+    # The last write wins: the plainest token comes last.
+    plainest[actions[trie.plain_first[::-1]]] = np.arange(trie.vocab_size - 1, -1, -1)
+    return Actions(ends, actions, plainest)

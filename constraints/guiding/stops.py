@@ -96,9 +96,9 @@ class StopTable:
 
     def _make_transitions(self, state: int) -> StopTransitions:
         starts = np.array([(state + 1) * 256])
-        actions = actions_of(self._trie, self._places, self._columns, starts)
+        actions = actions_of(self._trie, self._places, 256, self._columns, starts)
         assert actions is not None, "one place has no more actions than tokens"
-        # By action; the last one is that of tokens that are past a stop string.
+        # By action; the first one is that of tokens that are past a stop string.
         states = actions.ends[:, 0] // 256 - 1
         num_tokens = len(self._vocabulary.tokens)
         is_clear, is_ending, returns = (

@@ -171,19 +171,17 @@ class TokenTransitions:
         trie: TokenTrie,
     ) -> None:
         """actions: of tokens at several places; index: this one among them."""
+        # The first action is dead everywhere, and others may be here.
         packed, kinds = np.unique(actions.ends[:, index], return_inverse=True)
-        num_dead = int(packed[0] == 0)  # the last action is dead everywhere, and others may be here
-        packed = packed[num_dead:]
-        self.targets = table.targets(packed)
-        self.gains: Counts = table.gains(packed)
-        self.num_kinds = len(packed)
-        kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
+        self.targets = table.targets(packed[1:])
+        self.gains: Counts = table.gains(packed[1:])
+        self.num_kinds = len(packed) - 1
         # The plainest token of each kind, as its rank among all.
-        examples = np.full(len(packed) + 1, trie.vocab_size, dtype=np.int64)
-        np.minimum.at(examples, kinds, actions.plainest)
-        self._examples = examples[:-1]
-        # Of each action; the kind behind the last one is that of tokens that cannot follow.
-        self._kinds = kinds.astype(np.min_scalar_type(len(packed)))
+        examples = np.full(len(packed), trie.vocab_size, dtype=np.int64)
+        np.minimum.at(examples, kinds.reshape(-1), actions.plainest)
+        self._examples = examples[1:]
+        # Of each action, 1 + its kind; 0 for tokens that cannot follow.
+        self._kinds = kinds.reshape(-1).astype(np.min_scalar_type(len(packed)))
         self._of_tokens = actions.of_tokens
         self._trie = trie
         self._counter_grid = counter_grid
@@ -214,7 +212,7 @@ class TokenTransitions:
 
     def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """The bitmask of the legal kinds, little-endian, in whole words."""
-        chosen = np.append(legal, False)[self._kinds]
+        chosen = np.concatenate([[False], legal])[self._kinds]
         return np.packbits(chosen.take(self._of_tokens), bitorder="little")
 
     def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
@@ -287,7 +285,7 @@ class TransitionCache:
 
     def _actions(self, places: list[int]) -> Actions | None:
         starts = np.array(places, dtype=np.int64) * self._table.width
-        return actions_of(self._trie, self._table.entries, self._columns, starts)
+        return actions_of(self._trie, self._table.entries, self._table.width, self._columns, starts)
 
     def _kept(self, place: int, actions: Actions, index: int) -> TokenTransitions:
         transitions = self._transitions.get(place)

@@ -49,11 +49,12 @@ def test_actions_lead_where_each_token_by_itself_does(
     trie = TokenTrie(Vocabulary(tuple(spelled), (), LLTokenizer("byte")))
     table = packed(drawn)
     starts = np.array(sorted(places)) * WIDTH
-    actions = actions_of(trie, table, trie.bytes_of_levels(CLASSES), starts)
+    actions = actions_of(trie, table, WIDTH, trie.bytes_of_levels(CLASSES), starts)
     assert actions is not None
     for token_id, token in enumerate(spelled):
         ends = [stepped(table, int(start), token) if token else 0 for start in starts]
         assert actions.ends[actions.of_tokens[token_id]].tolist() == ends
-    for action, plainest in enumerate(actions.plainest[:-1].tolist()):
+    ranks = trie.plain_first.tolist()
+    for action, plainest in enumerate(actions.plainest.tolist()):
         members = np.flatnonzero(actions.of_tokens[: len(spelled)] == action)
-        assert plainest == min(int(trie.plainness[token_id]) for token_id in members)
+        assert plainest == min(map(ranks.index, members), default=len(spelled))
