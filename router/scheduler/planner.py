@@ -180,12 +180,13 @@ class Planner:
             # An older one preempted it a moment ago.
             if sequence.state is not SequenceState.DECODING:
                 continue
-            if sequence.decodes_one(plan.num_drafts):
-                plan.chunks[sequence.request_id] = sequence.schedule_one()
-                plan.num_tokens_left -= 1
-                plan.num_decode_tokens += 1
-            else:
+            chunk = sequence.schedule_one(plan.num_drafts)
+            if chunk is None:
                 self._plan_decode(sequence, plan, num_behind)
+                continue
+            plan.chunks[sequence.request_id] = chunk
+            plan.num_tokens_left -= 1
+            plan.num_decode_tokens += 1
 
     def _plan_decode(self, sequence: Sequence, plan: StepPlan, num_behind: int) -> None:
         # A multi-token sequence whose last sample is in flight may go on, if that is late.

@@ -346,11 +346,13 @@ class StepInFlight:
         plain: list[PlainRow] = []
         for row in result.plain:
             request_id = row[0]
-            chunk = self.chunks[request_id]
-            if request_id in remaining_ids and chunk.num_tokens == 1 and chunk.sequence.awaits_one:
+            sequence, num_tokens, _ = self.chunks[request_id]
+            if num_tokens == 1 and sequence.awaits_one and request_id in remaining_ids:
                 plain.append(row)
             else:
                 generations[request_id] = Generation.of_plain(row)
+        if len(plain) == len(self.chunks):
+            return plain, []
         plain_ids = {row[0] for row in plain}
         answered: list[AnsweredChunk] = []
         for request_id, chunk in self.chunks.items():

@@ -262,22 +262,20 @@ class Sequence:
                 self.move(SequenceState.DECODING)
         return ScheduledChunk(self, num_tokens, samples)
 
-    def decodes_one(self, num_drafts: int) -> bool:
-        """Whether the next step is to compute its last token alone, for which there is a block.
+    def schedule_one(self, num_drafts: int) -> ScheduledChunk | None:
+        """As `schedule_tokens`, of its last token alone; None where more is to be decided.
 
         `num_drafts`: how many may be guessed behind it.
         """
         assert self.allocation is not None, f"request {self.request_id} does not run"
-        return not (
+        if (
             self.is_paused
             or self.is_constrained
             or (num_drafts and self.takes_drafts)
             or len(self.output_ids) + self.num_pending >= self.last_len
             or self.scheduled_len >= self.allocation.capacity
-        )
-
-    def schedule_one(self) -> ScheduledChunk:
-        """As `schedule_tokens`, of a sequence that `decodes_one`."""
+        ):
+            return None
         self.scheduled_len += 1
         self.num_steps_in_flight += 1
         self.num_pending += 1
