@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {**LONG},
     "drawn": {**LONG, "do_sample": True, "seed": 7, "temperature": 1.1, "top_p": 0.9},
     "penalised": {**LONG, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
-    "scored": {**LONG, "decoder_input_details": True, "details": True, "top_n_tokens": 3},
+    "scored": {**LONG, "details": True, "top_n_tokens": 3},
     "pattern": {"max_new_tokens": 120, "grammar": {"type": "regex", "value": "([a-z]{1,9} ){25}"}},
     "schema": {"max_new_tokens": 120, "grammar": {"type": "json", "value": SCHEMA}},
     "watermarked": {**LONG, "watermark": True},
@@ -162,6 +162,7 @@ def test_streams_of_every_kind_are_the_same_when_their_shard_is_killed(
     expected = undisturbed(server, names)
     adapted = ("greedy", "adapted", "adapted otherwise")
     assert len({str(texts(expected[f"{kind} 0"])) for kind in adapted}) == 3
+    assert all("token" in events[0] for events in expected.values()), "a kind is refused"
     until_one_stands_by(server)
     answers: dict[str, Any] = {}
     threads = together(server, names, answers)
