@@ -80,9 +80,9 @@ def example_text(pattern: Pattern, known: Mapping[str, str] = {}) -> str | None:
                 whole += text
             return whole
         case Repeat(Chars() as chars, int(length), _) if (
-            _MIN_FILLED_LEN <= length <= MAX_LEN and all(has(chars, each) for each in _FILLER)
+            _MIN_FILLED_LEN <= length <= MAX_LEN and all(has(chars, each) for each in _FILLER[:-1])
         ):
-            return _filled(length)
+            return _filled(length, _FILLER if has(chars, _FILLER[-1]) else _FILLER[:-1])
         case Repeat(part, min_count):
             unit = example_text(part, known) if min_count else ""
             return None if unit is None or min_count * len(unit) > MAX_LEN else unit * min_count
@@ -172,8 +172,8 @@ def _written(value: Json) -> str:
         return ""
 
 
-def _filled(length: int) -> str:
-    return (_FILLER * (length // len(_FILLER) + 1))[:length]
+def _filled(length: int, filler: str = _FILLER) -> str:
+    return (filler * (length // len(filler) + 1))[:length]
 
 
 def _values(schema: dict[str, Json], *, may_parse: bool) -> Iterator[Json]:

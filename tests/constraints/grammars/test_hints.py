@@ -82,6 +82,7 @@ def test_a_schema_without_sense_has_few_hints_and_no_error(schema: Any) -> None:
     [
         (Kind.REGEX, "[a-z]+xyz", b"axyz"),
         (Kind.REGEX, r"ab+c\.d", b"abc.d"),
+        (Kind.REGEX, "[a-z]{20,90}", b"somethingsomethingso"),
         (Kind.REGEX, "(foo|bar[0-9]{4}-end)", b"foo"),
         (Kind.REGEX, "(?s:.*)(?:[fF][oO][xX]|[kK\u212a]a[^b][a-z]+)(?P<end>i+)", b"foxi"),
         (Kind.GBNF, 'root ::= "(" x root? ")"\nx ::= root "x" | y y\ny ::= [a-c]{2}', b"(aaaa)"),
