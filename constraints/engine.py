@@ -104,6 +104,8 @@ LIMITS = limits_of()
 
 # More bytes than are usually taken at once; a search continues from there.
 MAX_FORCED_BYTES = 64
+# Of what the engine itself finds: rules that double double it, to some millions.
+_MAX_FORCED_AT_ONCE = 1 << 12
 
 
 def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
@@ -392,7 +394,7 @@ class GrammarMatcher:
         """The bytes with which every legal text continues, or the first of them."""
         if self._language.may_run_on:
             return deterministic_suffix_of(self._inner.deep_copy(), self._language.vocabulary)
-        forced = self._inner.compute_ff_bytes()
+        forced = self._inner.compute_ff_bytes()[:_MAX_FORCED_AT_ONCE]
         self._check()
         self._spend(len(forced))
         is_bytewise = self._language.vocabulary is byte_vocabulary()

@@ -132,6 +132,13 @@ def test_tokens_are_counted_up_to_the_first_that_is_illegal(kind: Kind) -> None:
     assert matcher.num_legal([a]) == 0
 
 
+def test_of_a_long_text_that_is_forced_a_search_gets_the_beginning() -> None:
+    """Rules that double make one of millions of bytes, of which a search took as many steps."""
+    rules = "\n".join(f"r{number}: r{number + 1} r{number + 1}" for number in range(16))
+    grammar = f'start: r0\n{rules}\nr16: "a"\n'
+    assert language_of(byte_vocabulary(), grammar).matcher().deterministic_suffix() == 4096 * b"a"
+
+
 @EACH_ENGINE
 def test_forced_bytes_go_up_to_the_first_choice(kind: Kind) -> None:
     matcher = matcher_of(kind, "abc(d|e)")
