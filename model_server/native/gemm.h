@@ -581,7 +581,12 @@ void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, i
     }
 #endif
     const bool is_packed = tile.row_step == 0;
-    const char *from = is_alone ? next - matrix.panel_bytes() + (is_packed ? 8192 : 3072)
+    // Weights in groups are fewer bytes for as many sums: of one row they wait longest for memory. Of
+    // a small panel far ahead is behind its end, which may be another thread's.
+    const int64_t ahead = is_packed           ? 8192
+                          : matrix.in_groups() ? std::clamp<int64_t>(matrix.panel_bytes() / 4, 3072, 8192)
+                                               : 3072;
+    const char *from = is_alone ? next - matrix.panel_bytes() + ahead
                                 : next + t * step * matrix.num_words();
     const auto multiply = !is_packed ? multiply_function<false, 2>(matrix.format, tile.num_rows)
                           : is_alone ? multiply_function<true, 2>(matrix.format, tile.num_rows)
