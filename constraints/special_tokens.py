@@ -122,7 +122,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """What the engine has to be told of a tokenizer.
+    """What the engine needs to know of a tokenizer.
 
     texts:    the added tokens that are text, and their bytes
     special:  the added tokens that are not, and ids without a token, with their names

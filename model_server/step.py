@@ -290,8 +290,8 @@ class BlockTables:
     def of(self, block_ids: Sequence["array[int]"], width: int) -> npt.NDArray[np.int32]:
         """[num_seqs, width], a copy; filled up with the scratch block.
 
-        Arrays are told apart by what they are: none of them changes. Raises InvalidStep for a block
-        that is not in the pool.
+        Arrays are compared by identity: none of them changes. Raises InvalidStep for a block that
+        is not in the pool.
         """
         before = self._block_ids
         self._block_ids = ()

@@ -193,11 +193,6 @@ class SequenceState:
             is_constrained=new.constraint is not None,
         )
 
-    @property
-    def uncomputed_len(self) -> int:
-        """Tokens whose keys and values are not in the pool."""
-        return len(self.token_ids) - self.computed_len
-
     def takes_drafts(self, rules: DraftRules) -> bool:
         """Whether guesses may follow its last token in a step, and be taken back."""
         if self.max_drafts == 0 or (self.is_constrained and not rules.is_for_constrained):

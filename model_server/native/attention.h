@@ -117,9 +117,8 @@ class AttentionRunner {
   using Operand = typename T::Operand;
   static constexpr int64_t kPack = T::kPack;
 
-  // Head `index` of a row of `num_heads`, normalised and rotated, as elements.
-  const E *take_head(const Norm &norm, const float *row, int64_t index, int64_t num_heads,
-                     int64_t position) {
+  // Head `index` of a row, normalised and rotated, as elements.
+  const E *take_head(const Norm &norm, const float *row, int64_t index, int64_t position) {
     const int64_t dim = layer_.head_dim, column = index * dim;
     const float *from = row + column;
     if (norm.kind != kNoNorm && !layer_.norm_after_rope)
@@ -147,7 +146,7 @@ class AttentionRunner {
       const int64_t offset = s_.slots[token] % kBlock;
       const float *row = buffers_.qkv + token * buffers_.qkv_stride;
       const E *key =
-          take_head(layer_.key_norm, row + heads * dim, kv_head, kv_heads, s_.positions[token]);
+          take_head(layer_.key_norm, row + heads * dim, kv_head, s_.positions[token]);
       for (int64_t d = 0; d < dim; d += kPack)
         std::memcpy(keys + d * kBlock + offset * kPack, key + d, kPack * sizeof(E));
       write_value(row + (heads + kv_heads + kv_head) * dim, values, offset);
@@ -171,7 +170,7 @@ class AttentionRunner {
     for (int64_t row = 0; row < tile.num_rows; ++row) {
       const int64_t token = tile.token(call_, row);
       const E *query = take_head(layer_.query_norm, buffers_.qkv + token * buffers_.qkv_stride,
-                                 tile.head(call_, row), layer_.num_heads, s_.positions[token]);
+                                 tile.head(call_, row), s_.positions[token]);
       for (int64_t d = 0; d < layer_.head_dim / kPack; ++d)
         queries[d * tile.num_rows + row] = T::operand(query + d * kPack);
     }

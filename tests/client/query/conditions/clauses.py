@@ -42,7 +42,7 @@ def term(clause: str, holes: Iterable[str] = "XYZ", **values: object) -> Term:
 
 
 class Text(str):
-    """A hole's text and how many tokens it has: one for each two characters, if not told."""
+    """A hole's text and how many tokens it has: one for each two characters by default."""
 
     num_tokens: int
 

@@ -108,7 +108,7 @@ async def test_a_distribution_is_one_request_behind_the_other_holes() -> None:
     assert model.calls[1] == ScoreCall(prompt="Why: because So: ", values=("no", "yessss"))
     assert [row.kind for row in result.requests] == ["generate", "score"]
     assert result.prompt == "Why: because So: no"
-    # Both distributions are told; the plain one decides, unless the other is asked for.
+    # Both distributions are reported; the plain one decides, unless the other is asked for.
     choice = result.distributions["X"]
     assert math.exp(choice.plain["no"]) == pytest.approx(1 / (1 + math.exp(-0.5)))
     assert math.exp(choice.normalised["no"]) == pytest.approx(1 / (1 + math.exp(0.25)))
