@@ -1,8 +1,9 @@
 """The step socket: Decode's messages from a router on the same machine, without gRPC.
 
-The device's thread accepts, reads and answers itself, between its steps.
+The event loop accepts; the device's thread reads and answers itself, between its steps.
 """
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 _READ_LEN = 1 << 16
 # A router that does not read for so long is gone, or stands still.
 _PATIENCE_S = 10.0
+# As asyncio's own servers.
+_ACCEPT_RETRY_S = 1.0
 
 
 class Decode(Protocol):
@@ -140,27 +143,42 @@ async def taking_steps(
     path.unlink(missing_ok=True)
     opened: list[StepConnection] = []
     listener = socket.socket(socket.AF_UNIX)
+    listener.setblocking(False)
     listener.bind(str(path))
     listener.listen()
 
-    def accept() -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
+    def take(connection: socket.socket) -> None:
         opened[:] = [each for each in opened if each.is_open]
         opened.append(StepConnection(connection, thread, decode, failures, lease))
 
+    async def accept() -> None:
+        loop = asyncio.get_running_loop()
+        is_failing = False
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                # No file is free: the connection waits, and to try again at once would only spin.
+                if not is_failing:
+                    _log.warning("cannot accept a router at %s, and tries on: %s", path, error)
+                is_failing = True
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+            else:
+                is_failing = False
+                connection.setblocking(True)
+                thread.submit(take, connection)
+
     def close() -> None:
-        thread.unwatch(listener)
-        listener.close()
         for connection in opened:
             connection.close()
 
-    thread.submit(thread.watch, listener, accept)
+    accepting = asyncio.create_task(accept())
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
+        accepting.cancel()
+        await asyncio.wait([accepting])
+        listener.close()
         # The thread may be in a step that never ends.
         thread.submit(close)

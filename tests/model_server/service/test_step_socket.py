@@ -1,8 +1,13 @@
 """The shard's end of a step socket, with steps that end when they are told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -155,3 +160,55 @@ async def test_steps_of_a_router_that_left_are_given_up(steps: Steps, tmp_path: 
     async with asyncio.timeout(30.0):
         while not step.is_given_up:
             await asyncio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def no_free_file() -> Iterator[None]:
+    """This process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Those below are taken.
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(lowest)
+
+
+class Pauses:
+    """asyncio, for one whose sleep ends when the test says so."""
+
+    def __init__(self) -> None:
+        self._begun: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begun.put_nowait(end)
+        await end
+
+    async def begun(self) -> asyncio.Future[None]:
+        return await asyncio.wait_for(self._begun.get(), 30.0)
+
+
+async def test_a_router_that_comes_when_no_file_is_free_waits_until_one_is(
+    steps: Steps,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pauses = Pauses()
+    monkeypatch.setattr("model_server.service.step_socket.asyncio", pauses)
+    with socket.socket(socket.AF_UNIX) as router:
+        with no_free_file():
+            router.connect(str(tmp_path / "s"))
+            router.send(frame_bytes(pb.DecodeRequest(step=1).SerializeToString()))
+            (await pauses.begun()).set_result(None)
+            again = await pauses.begun()
+        again.set_result(None)
+        await steps.given(1)
+    (line,) = caplog.messages
+    assert line.startswith(f"cannot accept a router at {tmp_path / 's'}, and tries on: ")
