@@ -23,6 +23,7 @@ from gguf import (
     MODEL_ARCH,
     MODEL_ARCH_NAMES,
     GGMLQuantizationType,
+    GGUFEndian,
     GGUFReader,
     get_tensor_name_map,
 )
@@ -82,13 +83,15 @@ class _Source:
             reader = GGUFReader(path)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise ModelRefused(f"is no whole GGUF file: {error}") from error
+        if reader.endianess != GGUFEndian.LITTLE:
+            raise ModelRefused("has its numbers in the order of big-endian machines")
         self.metadata: dict[str, Any] = {
             name: field.contents() for name, field in reader.fields.items()
         }
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture = str(self.metadata.get("general.architecture"))
         num_files = self.metadata.get("split.count", 1)
-        if num_files > 1:
+        if num_files not in (0, 1):
             raise ModelRefused(
                 f"is one of {num_files} parts; join them with llama-gguf-split --merge"
             )
@@ -107,8 +110,11 @@ class _Source:
 def convert(path: Path, target: Path) -> str:
     """Write the folder; answers what the file is, in one line. Raises ModelRefused and the like."""
     source = _Source(path.resolve())
-    (target / "config.json").write_text(json.dumps(_config(source)))
-    write_tokenizer(source.path, source.metadata, target)
+    try:
+        (target / "config.json").write_text(json.dumps(_config(source)))
+        write_tokenizer(source.path, source.metadata, target)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelRefused(f"its metadata cannot be read: {error!r}") from error
     config = zoo.read_config(target, trust_remote_code=False)
     module = zoo.build_empty(config, trust_remote_code=False).module
     tensors = _placed(source, config, {n: tuple(p.shape) for n, p in module.named_parameters()})
@@ -123,7 +129,8 @@ def _config(source: _Source) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": _MODEL_TYPES[source.architecture]}
     for key, name in (_SAME_IN_ALL | _IN_SOME).items():
         value = source.value(key)
-        if value is not None:
+        # Phi-4's files say so that it has no window.
+        if value is not None and (key, value) != ("attention.sliding_window", 0):
             config[name] = value
         elif key in _SAME_IN_ALL:
             raise ModelRefused(f"has no {source.architecture}.{key}")
@@ -135,7 +142,14 @@ def _config(source: _Source) -> dict[str, Any]:
     config.setdefault("num_key_value_heads", num_heads)
     rotary_dim = source.value("rope.dimension_count") or head_dim
     if rotary_dim != head_dim:
-        config["partial_rotary_factor"] = rotary_dim / head_dim
+        raise ModelRefused(
+            f"{source.architecture}.rope.dimension_count {rotary_dim}: heads of {head_dim} are"
+            " rotated whole, or not served"
+        )
+    last_name = f"blk.{config['num_hidden_layers'] - 1}.attn_norm.weight"
+    for name in ("token_embd.weight", last_name):
+        if name not in source.tensors:
+            raise ModelRefused(f"lacks {name}, which its architecture has")
     config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
     if source.architecture == "llama":

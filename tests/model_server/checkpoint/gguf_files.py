@@ -60,11 +60,17 @@ def small_model(architecture: str, **more: Any) -> Any:
     return model.eval()
 
 
-def write_gguf(path: Path, model: Any, kind: Kind = Kind.F32, **metadata: Any) -> Path:
+def write_gguf(
+    path: Path,
+    model: Any,
+    kind: Kind = Kind.F32,
+    order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+    **metadata: Any,
+) -> Path:
     """Matrices in `kind`, vectors in float32. metadata: more, by names with __ for a dot."""
     config = model.config
     architecture = config.model_type.removesuffix("_text")
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, endianess=order)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

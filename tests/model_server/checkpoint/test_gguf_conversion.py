@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFEndian
 
 from model_server.checkpoint.check import ModelSettings
 from model_server.checkpoint.gguf_conversion import convert, main
@@ -112,6 +113,9 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"split__count": 2}, "one of 2 parts"),
         ({"blk__0__other": np.ones(4, np.float32)}, r"1 tensors .* as blk\.0\.other"),
         ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
+        ({"llama__rope__dimension_count": 8}, r"rope\.dimension_count 8: heads of 32 .* whole"),
+        ({"llama__block_count": 10**6}, r"lacks blk\.999999\.attn_norm\.weight"),
+        ({"llama__attention__head_count": "four"}, "its metadata cannot be read: TypeError"),
     ],
 )
 def test_what_would_change_numbers_or_texts_is_refused_by_name(
@@ -120,6 +124,17 @@ def test_what_would_change_numbers_or_texts_is_refused_by_name(
     path = write_gguf(tmp_path / "model.gguf", small_model("llama"), **metadata)
     with pytest.raises(ModelRefused, match=reason):
         convert(path, tmp_path)
+
+
+def test_numbers_in_the_order_of_other_machines_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), order=GGUFEndian.BIG)
+    with pytest.raises(ModelRefused, match="big-endian"):
+        convert(path, tmp_path)
+
+
+def test_a_window_of_nothing_is_none_as_phi_4s_files_say_it(tmp_path: Path) -> None:
+    model = small_model("phi3", sliding_window=None)
+    assert served_as_before(model, tmp_path, Kind.F32, phi3__attention__sliding_window=0)
 
 
 def test_a_kind_that_cannot_be_read_is_refused_before_weights_are(tmp_path: Path) -> None:
