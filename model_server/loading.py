@@ -228,6 +228,7 @@ def load_checked(
     try:
         return _load_dense(settings, checked, checked.recipe, world, seeing)
     except (Unreadable, NativeUnavailable) as error:
+        zoo.check_quantization(settings.folder, checked.config, settings.device, str(error))
         check_zoo(settings, checked.config, checked.facts, str(error))
         return _load_zoo(settings, checked, world, str(error), seeing)
 

@@ -192,6 +192,11 @@ class _Layer:
         if f"{self._name}.{name}" not in self._files:
             return None
         groups = self._tensor(name, self._num_inputs).long()
+        num_groups = self._num_inputs // group_len
+        if bool(((groups < 0) | (groups >= num_groups)).any()):
+            raise CheckpointBroken(
+                f"{self._name}.{name}: names others than its {num_groups} groups"
+            )
         runs = torch.arange(self._num_inputs, device=groups.device) // group_len
         return None if torch.equal(groups, runs) else groups
 

@@ -32,9 +32,7 @@ class AdapterBook:
         if not self._max_loras:
             raise AdapterRefused("this shard keeps no memory for adapters: --max-loras is 0")
         if adapter_id not in self._places and not self.num_free:
-            raise OutOfMemory(
-                f"adapter {adapter_id}: --max-loras is {self._max_loras}, and so many are loaded"
-            )
+            raise OutOfMemory(f"--max-loras is {self._max_loras}, and so many adapters are loaded")
 
     def enter(self, adapter_id: int) -> int:
         """The place of a new adapter, or of one that is loaded anew.

@@ -500,12 +500,31 @@ def test_a_tensor_of_another_shape_is_named(name: str, tmp_path: Path) -> None:
         logits_of(tmp_path)
 
 
-def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        ("model.layers.0.self_attn.q_proj.qzeros", CheckpointBroken, "has no {}"),
+        ("model.norm.weight", ModelRefused, "quantized by awq and lacks {}, and transformers"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(
+    name: str, error: type[Exception], reason: str, tmp_path: Path
+) -> None:
     quantize(save(tmp_path), KINDS["awq"])
     tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.layers.0.self_attn.q_proj.qzeros"]
+    del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointBroken, match=r"has no model.layers.0.self_attn.q_proj.qzeros"):
+    with pytest.raises(error, match=reason.format(name)):
+        load_model(ModelSettings(tmp_path, CPU, dtype="float32"), World())
+
+
+@pytest.mark.parametrize("group", [-1, 99])
+def test_an_input_of_a_group_that_is_not_there_is_refused(group: int, tmp_path: Path) -> None:
+    quantize(save(tmp_path), KINDS["gptq"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.g_idx"][3] = group
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointBroken, match=r"up_proj\.g_idx: names others than its \d+ groups"):
         logits_of(tmp_path)
 
 

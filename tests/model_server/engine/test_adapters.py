@@ -32,7 +32,7 @@ SHAPES: LinearShapes = {
 def test_a_place_is_free_again_once_its_adapter_has_left() -> None:
     book = AdapterBook(2)
     assert [book.enter(7), book.enter(9), book.num_free] == [0, 1, 0]
-    with pytest.raises(OutOfMemory, match="adapter 10: --max-loras is 2, and so many are loaded"):
+    with pytest.raises(OutOfMemory, match="--max-loras is 2, and so many adapters are"):
         book.enter(10)
     assert book.leave(7) == 0
     assert [book.enter(10), book.place_of(9)] == [0, 1]
