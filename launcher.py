@@ -592,6 +592,8 @@ def serve(context: typer.Context) -> None:
     argv: list[str] = []
     if fleet.has_replicas:
         argv = replicas_argv(config, fleet, models, by_flag, os.environ)
+    elif is_front:
+        argv = fleet_argv(models, by_flag, os.environ)
     if fleet.replica:
         if config.dry_run:
             raise BadConfig("--dry-run: a front alone has no model that could be checked")
@@ -614,7 +616,7 @@ def serve(context: typer.Context) -> None:
                 for each in models[1:]
             ]
             router = read_settings(RouterConfig, by_flag, os.environ)
-            raise typer.Exit(_dry_run([deployment, *others], router.batch_size, environ))
+            raise typer.Exit(_dry_run([deployment, *others], router, environ))
         if not is_front:
             raise typer.Exit(asyncio.run(_supervise(deployment, environ)))
     if fleet.takes_any and fleet.hub_models and deployment.trusts_code:
@@ -622,7 +624,6 @@ def serve(context: typer.Context) -> None:
             "--trust-remote-code with auto: whoever asks would choose what code runs here; "
             "name the models, or add --no-hub-models"
         )
-    argv = argv or fleet_argv(models, by_flag, os.environ)
     if fleet.replicas:
         environ.setdefault(_FRONT_SECRET, secrets.token_urlsafe(_SECRET_BYTES))
     # Nothing is to be watched but the front, so no process stays to watch it.
@@ -657,22 +658,30 @@ async def _supervise(deployment: Deployment, environ: Mapping[str, str]) -> int:
 
 
 def _dry_run(
-    deployments: Sequence[Deployment], max_batch_size: int, environ: Mapping[str, str]
+    deployments: Sequence[Deployment], router: RouterConfig, environ: Mapping[str, str]
 ) -> int:
     if deployments[0].model_id == AUTO:
         raise BadConfig("--dry-run: auto names no model that could be checked")
     console = _console(deployments[0].json_output)
+    # What only a shard that checks has to know.
+    shard_flags = [f"--max-batch-size={router.batch_size}"]
+    if router.lora_adapters:
+        named = ",".join(f"{name}={path}" for name, path in router.lora_adapters)
+        shard_flags.append(f"--lora-adapters={named}")
     codes = [
-        asyncio.run(_check_unless_stopped(each, max_batch_size, environ, console))
+        asyncio.run(_check_unless_stopped(each, shard_flags, environ, console))
         for each in deployments
     ]
     return max(codes)
 
 
 async def _check_unless_stopped(
-    deployment: Deployment, max_batch_size: int, environ: Mapping[str, str], console: Console
+    deployment: Deployment,
+    shard_flags: Sequence[str],
+    environ: Mapping[str, str],
+    console: Console,
 ) -> int:
-    checking = _check_one(deployment, max_batch_size, environ, console)
+    checking = _check_one(deployment, shard_flags, environ, console)
     try:
         return await Signals(None).unless_stopped(checking)
     except Stopped:
@@ -680,7 +689,10 @@ async def _check_unless_stopped(
 
 
 async def _check_one(
-    deployment: Deployment, max_batch_size: int, environ: Mapping[str, str], console: Console
+    deployment: Deployment,
+    shard_flags: Sequence[str],
+    environ: Mapping[str, str],
+    console: Console,
 ) -> int:
     """Says whether the model could be served, and what it would take. Returns the exit code.
 
@@ -694,7 +706,7 @@ async def _check_one(
         return 1
     num_shard = deployment.num_shard
     console.say(f"checking {deployment.model_id} for {num_shard} shard{'s' * (num_shard > 1)}")
-    shard_argv = [*deployment.shard_argv(folder, "check"), f"--max-batch-size={max_batch_size}"]
+    shard_argv = [*deployment.shard_argv(folder, "check"), *shard_flags]
     router_argv = deployment.router_argv(folder, ["check"])
     rank = deployment.ranks[0]
     of_rank = deployment.shard_environ(rank, environ)

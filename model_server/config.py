@@ -323,6 +323,14 @@ class CheckConfig(ServeConfig):
     max_batch_size: int = setting(
         1, "sequences that run at once", Whole(1), group=Group.BATCH, env=False, internal=True
     )
+    lora_adapters: tuple[tuple[str, str], ...] = setting(
+        (),
+        "those of the start, with their names",
+        rules.lora_adapters,
+        group=Group.MODEL,
+        env=False,
+        internal=True,
+    )
 
 
 _IN_8_BITS = "weights in 8 bits are made while a model is loaded: launcher serve --quantize "

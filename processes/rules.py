@@ -81,6 +81,19 @@ def collector(text: str) -> str:
     return text
 
 
+def lora_adapters(text: str) -> tuple[tuple[str, str], ...]:
+    """Names with their paths, as TGI has them."""
+    found: dict[str, str] = {}
+    for word in text.split(","):
+        name, equals, path = word.strip().partition("=")
+        if not name or (equals and not path) or "=" in path:
+            raise BadConfig("must be of adapters between commas, each NAME=PATH, or PATH alone")
+        if name in found:
+            raise BadConfig(f"must name each adapter once; {name} is there twice")
+        found[name] = path or name
+    return tuple(found.items())
+
+
 def file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():

@@ -47,19 +47,6 @@ def _route(text: str) -> str:
     return text
 
 
-def _lora_adapters(text: str) -> tuple[tuple[str, str], ...]:
-    """Names with their paths, as TGI has them."""
-    found: dict[str, str] = {}
-    for word in text.split(","):
-        name, equals, path = word.strip().partition("=")
-        if not name or (equals and not path) or "=" in path:
-            raise BadConfig("must be of adapters between commas, each NAME=PATH, or PATH alone")
-        if name in found:
-            raise BadConfig(f"must name each adapter once; {name} is there twice")
-        found[name] = path or name
-    return tuple(found.items())
-
-
 def _new_file(text: str) -> Path:
     if not Path(text).absolute().parent.is_dir():
         raise BadConfig("must be in a folder that exists")
@@ -162,7 +149,7 @@ class RouterConfig(FrontConfig):
         "LoRA adapters that are loaded at the start, between commas or by repeating the flag: "
         "NAME=PATH, of a folder in PEFT's format or a hub id, or that alone as its own name. "
         "Requests name one as their model",
-        _lora_adapters,
+        rules.lora_adapters,
         group=Group.MODEL,
         kind=Kind.LIST,
         elsewhere=("lora_modules", "lora"),

@@ -27,6 +27,7 @@ from constraints.errors import NotEnforced
 from constraints.special_tokens import EndTokens
 from constraints.vocabulary import Vocabulary
 from model_server import zoo
+from model_server.adapter import CONFIG_NAME, WEIGHTS_NAME, Adapter
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.checkpoint import find_checkpoint
@@ -36,14 +37,16 @@ from model_server.checkpoint.int4_checkpoint import Int4Format
 from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.config import CheckConfig, ServeConfig, num_gpus
 from model_server.engine import memory
+from model_server.engine.adapters import AdapterBook
 from model_server.errors import (
+    AdapterRefused,
     ArchitectureUnfit,
     CheckpointBroken,
     ConfigRefused,
     ModelRefused,
     OutOfMemory,
 )
-from model_server.executor.adapters import most_bytes
+from model_server.executor.adapters import adaptable_layers, most_bytes
 from model_server.executor.device_weights import Partition
 from model_server.executor.weights import ELEMENT_NAMES, MAX_TAPS
 from model_server.eyes import Blind
@@ -64,7 +67,7 @@ from model_server.recipe.recipe import (
 )
 from model_server.zoo import HfModel, ModelFacts
 from processes.capacity import Capacity, Pool
-from processes.model_folders import PROCESSOR_FILES, has_processor
+from processes.model_folders import PROCESSOR_FILES, HubError, find_folder, has_processor
 
 _log = logging.getLogger(__name__)
 
@@ -786,6 +789,7 @@ def forecast(settings: CheckConfig) -> Capacity:
     _check_vocabulary(of_model, checked)
     max_len = settings.max_total_tokens or checked.facts.max_position_embeddings or 0
     pool = _pool(settings, of_model, checked, max_len)
+    _require_adapters(settings, of_model, checked)
     if pool is not None:
         reason = pool.too_long(settings.max_input_tokens, settings.max_total_tokens)
         if reason is not None:
@@ -845,8 +849,10 @@ def _pool(
     num_states = 0
     left = 0
     if num_blocks is None or state_bytes:
-        reserved_bytes = settings.max_loras and settings.max_loras * _adapter_bytes(
-            of_model, checked.config, checked.recipe
+        reserved_bytes = settings.max_loras and settings.max_loras * most_bytes(
+            checked.recipe,
+            _shapes_of_products(of_model, checked.config, checked.recipe),
+            of_model.max_lora_rank,
         )
         left = _bytes_left(settings, checked, device, reserved_bytes)
     if state_bytes:
@@ -869,15 +875,42 @@ def _pool(
     return Pool(num_blocks, DEFAULT_BLOCK_SIZE, bytes_per_block, num_states, state_bytes)
 
 
-def _adapter_bytes(of_model: ModelSettings, config: Any, recipe: Recipe) -> int:
-    """That one adapter takes at most."""
+def _require_adapters(
+    settings: CheckConfig, of_model: ModelSettings, checked: CheckedCheckpoint
+) -> None:
+    """Raises ModelRefused where `serve` would as it loads them.
+
+    What adapters may change of a model without a recipe shows when it is loaded.
+    """
+    if checked.recipe is None or not settings.lora_adapters:
+        return
+    shapes = _shapes_of_products(of_model, checked.config, checked.recipe)
+    adaptable = adaptable_layers(checked.recipe, shapes)
+    book = AdapterBook(settings.max_loras)
+    for adapter_id, (name, path) in enumerate(settings.lora_adapters):
+        try:
+            folder = find_folder(path, None, (CONFIG_NAME, WEIGHTS_NAME), noun="adapter")
+        except HubError:
+            # The router looks for it, too, and says so.
+            continue
+        try:
+            Adapter.read(folder, adaptable, of_model.max_lora_rank)
+            book.enter(adapter_id)
+        except (AdapterRefused, OutOfMemory) as error:
+            raise ModelRefused(f"--lora-adapters {name}={folder}: {error}") from error
+
+
+def _shapes_of_products(
+    of_model: ModelSettings, config: Any, recipe: Recipe
+) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs by the names of weights."""
     empty = zoo.build_empty(config, trust_remote_code=of_model.trust_remote_code)
     shapes = {}
     for linear in (each for layer in recipe.layers for part in layer.products for each in part):
         shape = empty.module.get_parameter(linear.weight).shape
         outputs, inputs = reversed(shape) if linear.transposed else shape
         shapes[linear.weight] = (outputs, inputs)
-    return most_bytes(recipe, shapes, of_model.max_lora_rank)
+    return shapes
 
 
 def _bytes_left(

@@ -37,7 +37,7 @@ from model_server.loading import load_model
 from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Moe, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
-from tests.model_server import seeing_models
+from tests.model_server import lora_folders, seeing_models
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load, runner_of
 from tests.model_server.executor.decoders import decoder
@@ -345,6 +345,19 @@ def test_adapters_have_their_memory_before_the_pool(
         pool = check(llama, max_loras=max_loras).pool
         assert pool is not None
         assert pool.num_blocks == 7, max_loras
+
+
+def test_adapters_of_the_start_are_read(llama: Path, tmp_path: Path) -> None:
+    shapes = {"model.layers.0.self_attn.q_proj": (64, 64)}
+    fit = str(lora_folders.save(tmp_path / "fit", shapes))
+    other = str(lora_folders.save(tmp_path / "other", shapes, use_dora=True))
+    check(llama, max_loras=2, lora_adapters=(("a", fit), ("b", fit)))
+    for adapters, reason in (
+        ((("a", fit), ("b", other)), r"--lora-adapters b=.*: use_dora is True"),
+        ((("a", fit), ("b", fit), ("c", fit)), r"--lora-adapters c=.*: --max-loras is 2"),
+    ):
+        with pytest.raises(ModelRefused, match=reason):
+            check(llama, max_loras=2, lora_adapters=adapters)
 
 
 def test_a_vocabulary_that_masks_cannot_read_is_told(
