@@ -46,7 +46,7 @@ from model_server.errors import (
     ModelRefused,
     OutOfMemory,
 )
-from model_server.executor.adapters import adaptable_layers, most_bytes
+from model_server.executor.adapters import adaptable_layers, most_bytes, product_shapes
 from model_server.executor.device_weights import Partition
 from model_server.executor.weights import ELEMENT_NAMES, MAX_TAPS
 from model_server.eyes import Blind
@@ -851,7 +851,7 @@ def _pool(
     if num_blocks is None or state_bytes:
         reserved_bytes = settings.max_loras and settings.max_loras * most_bytes(
             checked.recipe,
-            _shapes_of_products(of_model, checked.config, checked.recipe),
+            _product_shapes(of_model, checked.config, checked.recipe),
             of_model.max_lora_rank,
         )
         left = _bytes_left(settings, checked, device, reserved_bytes)
@@ -884,7 +884,7 @@ def _require_adapters(
     """
     if checked.recipe is None or not settings.lora_adapters:
         return
-    shapes = _shapes_of_products(of_model, checked.config, checked.recipe)
+    shapes = _product_shapes(of_model, checked.config, checked.recipe)
     adaptable = adaptable_layers(checked.recipe, shapes)
     book = AdapterBook(settings.max_loras)
     for adapter_id, (name, path) in enumerate(settings.lora_adapters):
@@ -900,17 +900,12 @@ def _require_adapters(
             raise ModelRefused(f"--lora-adapters {name}={folder}: {error}") from error
 
 
-def _shapes_of_products(
+def _product_shapes(
     of_model: ModelSettings, config: Any, recipe: Recipe
 ) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs by the names of weights."""
     empty = zoo.build_empty(config, trust_remote_code=of_model.trust_remote_code)
-    shapes = {}
-    for linear in (each for layer in recipe.layers for part in layer.products for each in part):
-        shape = empty.module.get_parameter(linear.weight).shape
-        outputs, inputs = reversed(shape) if linear.transposed else shape
-        shapes[linear.weight] = (outputs, inputs)
-    return shapes
+    parameters = dict(empty.module.named_parameters(remove_duplicate=False))
+    return product_shapes(recipe, parameters, {})
 
 
 def _bytes_left(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model_server.adapter import Adapter, LinearShapes
+from model_server.executor.int4 import Int4Weight
 from model_server.executor.weights import (
     COLUMNS,
     FORMATS,
@@ -107,6 +108,22 @@ class MergedAdapter:
 def layer_name(linear: Linear) -> str:
     """By which an adapter knows it."""
     return linear.weight.removesuffix(".weight")
+
+
+def product_shapes(
+    recipe: Recipe, parameters: Mapping[str, Tensor], int4: Mapping[str, Int4Weight]
+) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the weights of a recipe's products, by their names."""
+    shapes = {}
+    for linear in (each for layer in recipe.layers for part in layer.products for each in part):
+        if linear.weight in int4:
+            weight = int4[linear.weight]
+            shapes[linear.weight] = (weight.num_outputs, weight.num_inputs)
+        else:
+            outputs, inputs = parameters[linear.weight].shape
+            is_turned = linear.transposed
+            shapes[linear.weight] = (inputs, outputs) if is_turned else (outputs, inputs)
+    return shapes
 
 
 def adaptable_layers(recipe: Recipe, shapes: Mapping[str, tuple[int, int]]) -> LinearShapes:

@@ -40,6 +40,7 @@ from torch.nn import functional as F
 from model_server.attention.base import LayerCache, LayerGeometry, TokenMajorAttention
 from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.attention.select import select_backend
+from model_server.executor.adapters import product_shapes
 from model_server.executor.device_weights import (
     DenseAttention,
     DenseDelta,
@@ -56,7 +57,7 @@ from model_server.executor.device_weights import (
 )
 from model_server.executor.int4 import Int4Parameters
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
-from model_server.executor.torch_adapters import DeviceAdapters, product_shapes
+from model_server.executor.torch_adapters import DeviceAdapters
 from model_server.recipe.recipe import Attention, Recipe
 from model_server.step import StateSlots, StepInputs
 

@@ -31,7 +31,6 @@ from model_server.executor.device_weights import (
     WeightReader,
     matrices_of,
 )
-from model_server.executor.int4 import Int4Weight
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
 from model_server.recipe.recipe import Layer, Recipe
 from model_server.staging import PinnedStaging
@@ -262,22 +261,6 @@ class DeviceAdapters:
         for index, added in enumerate(self._added):
             if added is not None:
                 added.set(place, None if adapter is None else adapter.parts[index])
-
-
-def product_shapes(
-    recipe: Recipe, parameters: Mapping[str, Tensor], int4: Mapping[str, Int4Weight]
-) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the weights of a recipe's products, by their names."""
-    shapes = {}
-    for linear in (each for layer in recipe.layers for part in layer.products for each in part):
-        if linear.weight in int4:
-            weight = int4[linear.weight]
-            shapes[linear.weight] = (weight.num_outputs, weight.num_inputs)
-        else:
-            outputs, inputs = parameters[linear.weight].shape
-            is_turned = linear.transposed
-            shapes[linear.weight] = (inputs, outputs) if is_turned else (outputs, inputs)
-    return shapes
 
 
 def _narrowed(shrink: Tensor, inputs: range) -> Tensor:

@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_server.attention.reference import ReferenceAttention
+from model_server.executor.adapters import product_shapes
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import Capture, DenseCuda
 from model_server.executor.device_weights import MakeMatrix, Partition, matrices_of, read_weights
 from model_server.executor.executor import Executor
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.torch_adapters import DeviceAdapters, product_shapes
+from model_server.executor.torch_adapters import DeviceAdapters
 from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
