@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -36,6 +37,20 @@ _BYTE_LEVEL = {
     "add_prefix_space": False,
     "trim_offsets": True,
     "use_regex": False,
+}
+
+# Of sentencepiece's. transformers has Llama's and Phi-3's texts begin with a space in any case.
+_NO_SPACE_FIRST = {
+    "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    "pre_tokenizer": None,
+    "decoder": {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ],
+    },
 }
 
 
@@ -97,6 +112,8 @@ def write_tokenizer(path: Path, metadata: Mapping[str, Any], target: Path) -> No
         tokenizer = _byte_level(metadata, tokens)
     elif kind == "llama":
         tokenizer = _converted(path) | _post_processor(metadata, tokens, default=True)
+        if not metadata.get("tokenizer.ggml.add_space_prefix", True):
+            tokenizer |= _NO_SPACE_FIRST
     else:
         raise ModelRefused(
             f"tokenizer.ggml.model {kind!r}: gpt2 (byte-level BPE) and llama"
@@ -180,7 +197,10 @@ def _post_processor(
 def _converted(path: Path) -> dict[str, Any]:
     """The content of tokenizer.json for sentencepiece's. Raises ModelRefused."""
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        # Of the file's folder transformers would rather take the tokenizer.model that is there.
+        with TemporaryDirectory() as folder:
+            Path(folder, path.name).symlink_to(path)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
     # Each kind of file fails in its own way.
     except Exception as error:
         brief = " ".join(str(error).split())[:400]

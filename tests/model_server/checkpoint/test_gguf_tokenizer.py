@@ -104,14 +104,23 @@ def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "adds_space"),
-    [("llama", True), ("llama", False), ("phi3", True), ("gemma2", False)],
+    [
+        ("llama", True),
+        ("llama", False),
+        ("phi3", True),
+        ("phi3", False),
+        ("gemma2", False),
+        ("gemma3", False),
+    ],
 )
 def test_sentencepiece_cuts_texts_as_its_own_library(
     architecture: str, adds_space: bool, tmp_path: Path
 ) -> None:
+    other = tmp_path / "tokenizer.model"
+    other.write_text("of another model, which is not read")
     SentencePieceTrainer.train(
         input=str(CORPUS),
-        model_prefix=str(tmp_path / "tokenizer"),
+        model_prefix=str(tmp_path / "original"),
         model_type="bpe",
         vocab_size=600,
         byte_fallback=True,
@@ -120,7 +129,7 @@ def test_sentencepiece_cuts_texts_as_its_own_library(
         add_dummy_prefix=adds_space,
         minloglevel=2,
     )
-    original = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    original = SentencePieceProcessor(model_file=str(tmp_path / "original.model"))
     ids = range(original.get_piece_size())
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
     writer.add_tokenizer_model("llama")
@@ -147,7 +156,7 @@ def test_sentencepiece_cuts_texts_as_its_own_library(
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     write_tokenizer(tmp_path / "model.gguf", metadata, tmp_path)
     made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in (TEXTS[0], CORPUS.read_text()):
+    for text in (TEXTS[0], "Hello", CORPUS.read_text()):
         found = made.encode(text, add_special_tokens=False).ids
         assert found == original.encode(text)
         assert made.decode(found) == text
