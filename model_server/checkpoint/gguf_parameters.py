@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 SignedBytes: TypeAlias = npt.NDArray[np.int8]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Halves: TypeAlias = npt.NDArray[np.float16]
 PLAIN_KINDS = frozenset(("F32", "F16", "BF16"))
 
 
@@ -45,7 +46,7 @@ class _Values:
     """[num_blocks, ...]: see GroupValues."""
 
     values: Floats | SignedBytes
-    factors: Floats | None = None
+    factors: Halves | None = None
 
     def of_rows(self, num_rows: int) -> GroupValues:
         values = torch.from_numpy(self.values.reshape(num_rows, -1))
@@ -85,27 +86,27 @@ def grouped_weight(stored: StoredRows) -> GroupedWeight | None:
 
 
 def _q4_0(blocks: Bytes) -> _Blocks:
-    return _Blocks(_numbers(blocks[:, 2:], 16, 4), _Values(_halves(blocks[:, :2])), zero=8)
+    return _Blocks(_numbers(blocks[:, 2:], 16, 4), _Values(_floats(blocks[:, :2])), zero=8)
 
 
 def _q4_1(blocks: Bytes) -> _Blocks:
     numbers = _numbers(blocks[:, 4:], 16, 4)
-    return _Blocks(numbers, _Values(_halves(blocks[:, :2])), _Values(_halves(blocks[:, 2:4])))
+    return _Blocks(numbers, _Values(_floats(blocks[:, :2])), _Values(_floats(blocks[:, 2:4])))
 
 
 def _q5_0(blocks: Bytes) -> _Blocks:
     numbers = _numbers(blocks[:, 6:], 16, 4) | _fifth_bits(blocks[:, 2:6])
-    return _Blocks(numbers, _Values(_halves(blocks[:, :2])), zero=16)
+    return _Blocks(numbers, _Values(_floats(blocks[:, :2])), zero=16)
 
 
 def _q5_1(blocks: Bytes) -> _Blocks:
     numbers = _numbers(blocks[:, 8:], 16, 4) | _fifth_bits(blocks[:, 4:8])
-    return _Blocks(numbers, _Values(_halves(blocks[:, :2])), _Values(_halves(blocks[:, 2:4])))
+    return _Blocks(numbers, _Values(_floats(blocks[:, :2])), _Values(_floats(blocks[:, 2:4])))
 
 
 def _q8_0(blocks: Bytes) -> _Blocks:
     # A signed byte and 128 is the same byte with its highest bit changed.
-    return _Blocks(blocks[:, 2:] ^ np.uint8(128), _Values(_halves(blocks[:, :2])), zero=128)
+    return _Blocks(blocks[:, 2:] ^ np.uint8(128), _Values(_floats(blocks[:, :2])), zero=128)
 
 
 def _q4_k(blocks: Bytes) -> _Blocks:
@@ -144,9 +145,14 @@ def _fifth_bits(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _halves(packed: Bytes) -> Floats:
+def _halves(packed: Bytes) -> Halves:
+    """[num_blocks, 1]."""
+    return np.ascontiguousarray(packed).view(np.float16)
+
+
+def _floats(packed: Bytes) -> Floats:
     """[num_blocks, 1], of float16."""
-    return np.ascontiguousarray(packed).view(np.float16).astype(np.float32)
+    return _halves(packed).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,7 @@ class _Kind:
     def packed_bits(self) -> float:
         if not self.has_factors:
             return self.bits + self.num_values * 16 / self.group_len
-        return self.bits + self.num_values * (8 / self.group_len + 32 / FACTOR_LEN)
+        return self.bits + self.num_values * (8 / self.group_len + 16 / FACTOR_LEN)
 
 
 _KINDS = {

@@ -24,7 +24,7 @@ class GroupValues:
     """One number for each group of each output.
 
     values:  [num_outputs, num_groups] float32 or float16, or int8 with factors
-    factors: [num_outputs, num_inputs / FACTOR_LEN] float32, that values are multiplied by
+    factors: [num_outputs, num_inputs / FACTOR_LEN] float16, that values are multiplied by
     """
 
     values: Tensor
@@ -35,16 +35,17 @@ class GroupValues:
         if self.factors is None:
             return self.values.float()
         times = self.values.shape[1] // self.factors.shape[1]
-        return self.values * self.factors.repeat_interleave(times, 1)
+        return self.values * self.factors.float().repeat_interleave(times, 1)
 
     def in_shorter_groups(self, times: int) -> "GroupValues":
         """The same, each for so many groups."""
         return replace(self, values=self.values.repeat_interleave(times, 1))
 
     def __mul__(self, number: int) -> "GroupValues":
-        if self.factors is None:
-            return GroupValues(self.values * number)
-        return replace(self, factors=self.factors * number)
+        factors = None if self.factors is None else self.factors * number
+        if factors is None or not factors.isfinite().all():
+            return GroupValues(self.floats() * number)
+        return replace(self, factors=factors)
 
     def stored(self, dtype: torch.dtype) -> "GroupValues":
         """As int8 with factors, which they are then; or as float16 or float32 without."""

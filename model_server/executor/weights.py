@@ -175,7 +175,7 @@ class LayerStruct(Structure):
     _fields_ = (
         *((name, NormStruct) for name in ("attention_norm", "query_norm", "key_norm")),
         *((name, NormStruct) for name in ("attention_post_norm", "mlp_norm", "mlp_post_norm")),
-        ("qkv", MatrixStruct),
+        ("qkv", MatrixStruct * 2),
         ("output", MatrixStruct),
         *_integers("num_heads num_kv_heads head_dim window_len chunk_len"),
         *_integers("rope norm_after_rope is_parallel"),
@@ -349,6 +349,28 @@ class Columns:
         )
         return Columns(weights, self.places, self.biases, self.k)
 
+    def in_parts(self) -> "tuple[Columns, ...]":
+        """In two, if the first ones' weights are stored alike, and the last ones' differently.
+
+        Packed alike, all would have the bits of the longest numbers and the shortest groups.
+        """
+        storages = [_storage(each) for each in self.weights]
+        first = storages.count(storages[0])
+        num_columns = int((self.places[:, 0] < first).sum())
+        are_two = storages == storages[:1] * first + storages[-1:] * (len(storages) - first)
+        if not are_two or num_columns in (0, len(self)) or num_columns % COLUMNS != 0:
+            return (self,)
+        later = self.places[num_columns:] - np.array([first, 0])
+        return (
+            Columns(
+                self.weights[:first],
+                self.places[:num_columns],
+                self.biases[:num_columns],
+                self.k,
+            ),
+            Columns(self.weights[first:], later, self.biases[num_columns:], self.k),
+        )
+
     def rounded(self, bits: int) -> "Columns | None":
         """The same with every weight in groups; None: no group divides its inputs."""
         weights = []
@@ -381,6 +403,15 @@ class Columns:
             np.pad(self.biases, (0, num_zeros)),
             self.k,
         )
+
+
+def _storage(weight: Tensor | GroupedWeight) -> object:
+    """Equal for weights that are packed alike."""
+    if isinstance(weight, Tensor):
+        return weight.dtype
+    scales = weight.scales
+    has_minimums = weight.minimums is not None
+    return weight.bits, weight.group_len, scales.values.dtype, weight.zero, has_minimums
 
 
 def interleave(gate: Columns, up: Columns) -> Columns:
@@ -685,7 +716,7 @@ class PackedWeights:
     def _matrices(self) -> Iterator[MatrixStruct]:
         yield self.model.head
         for layer in self.layers:
-            yield from (layer.qkv, layer.output, layer.mlp.ins, layer.mlp.out)
+            yield from (*layer.qkv, layer.output, layer.mlp.ins, layer.mlp.out)
             if layer.experts:
                 experts = layer.experts.contents
                 yield from (experts.shared.ins, experts.shared.out)
@@ -729,7 +760,8 @@ class PackedWeights:
             is_parallel=layer.parallel,
             residual_scale=layer.residual_scale,
         )
-        struct.qkv = self._packed(self._columns.of_mixer(layer.mixer), self._quantize)
+        for index, part in enumerate(self._columns.of_mixer(layer.mixer).in_parts()):
+            struct.qkv[index] = self._packed(part, self._quantize)
         if isinstance(layer.mixer, Delta | Mamba2):
             struct.recurrence = self._recurrence(layer.mixer)
         elif isinstance(layer.mixer, ShortConv):

@@ -71,10 +71,10 @@ struct Engine {
 
  private:
   void add_layer(const Layer &layer) {
-    qkv_stride = std::max(qkv_stride, stride_of(layer.qkv.n));
+    qkv_stride = std::max(qkv_stride, stride_of(layer.qkv[0].n + layer.qkv[1].n));
     attended_stride = std::max(attended_stride, stride_of(layer.output.k));
     inner_stride = std::max(inner_stride, stride_of(layer.mlp.inner));
-    reserve_rows({&layer.qkv, &layer.output, &layer.mlp.ins, &layer.mlp.out});
+    reserve_rows({&layer.qkv[0], &layer.qkv[1], &layer.output, &layer.mlp.ins, &layer.mlp.out});
     if (layer.experts != nullptr) add_experts(*layer.experts);
     if (layer.recurrence != nullptr) {
       const int64_t width = RecurrenceRow(*layer.recurrence).mixed_width;
@@ -177,8 +177,10 @@ class Forward {
     const Layer &layer = m_.layers[index];
     float *base = memory(index);
     layer_ = index;
-    run_product({&layer.qkv, x_, e_.x_stride, nullptr, &layer.attention_norm, kStore,
-                 base + e_.layout.qkv, e_.qkv_stride}, kMixerIn);
+    Product qkv{layer.qkv, x_, e_.x_stride, nullptr, &layer.attention_norm, kStore,
+                base + e_.layout.qkv, e_.qkv_stride};
+    qkv.num_parts = layer.qkv[1].packed == nullptr ? 1 : 2;
+    run_product(qkv, kMixerIn);
     GatedHeads heads;
     if (layer.recurrence != nullptr)
       heads = run_recurrence(*layer.recurrence, base);

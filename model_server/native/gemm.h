@@ -206,7 +206,7 @@ enum Format : int64_t {
 // Of groups, [n / 32][num_groups()][32]; with the factors of bytes, [n / 32][k / 256][32].
 struct GroupValues {
   const void *values;
-  const float *factors;
+  const uint16_t *factors;  // halves
 };
 
 // Mirrored field by field by whoever packs it. Arrays of columns are padded to whole panels; `k` may
@@ -384,20 +384,29 @@ class PanelValues {
         first_(panel * matrix.num_groups() * kColumns),
         factors_(of.factors + panel * (matrix.k / kFactorLen) * kColumns) {}
 
-  // Of a group, for 16 of the columns, from `lane` on.
+  // Of a group, for 16 of the columns, from `lane` on. kFetches: brings those of later groups into the
+  // cache.
+  template <bool kFetches = false>
   ALWAYS_INLINE Floats at(int64_t group, int64_t lane) const {
     const int64_t place = first_ + group * kColumns + lane;
+    if constexpr (kFetches) {
+      const int64_t later = (place + kAheadGroups * kColumns) * num_bytes_;
+      __builtin_prefetch(static_cast<const char *>(values_) + later);
+      if (storage_ == kBytes)
+        __builtin_prefetch(factors_ + ((group + kAheadGroups) >> shift_) * kColumns + lane);
+    }
     if (storage_ == kFloats) return load(static_cast<const float *>(values_) + place);
     if (storage_ == kHalves)
       return floats_of_halves(static_cast<const uint16_t *>(values_) + place);
     return floats_of_bytes(static_cast<const int8_t *>(values_) + place) *
-           load(factors_ + (group >> shift_) * kColumns + lane);
+           floats_of_halves(factors_ + (group >> shift_) * kColumns + lane);
   }
 
  private:
+  static constexpr int64_t kAheadGroups = 16;
   const void *values_;
-  const int64_t storage_, shift_, first_;
-  const float *factors_;
+  const int64_t storage_, num_bytes_ = 4 >> storage_, shift_, first_;
+  const uint16_t *factors_;
 };
 
 // As multiply_tile, of weights in groups.
@@ -464,14 +473,14 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, F
       }
       Floats scales[kWide];
 #pragma GCC unroll 2
-      for (int n = 0; n < kWide; ++n) scales[n] = all_scales.at(group, (half + n) * 16);
+      for (int n = 0; n < kWide; ++n) scales[n] = all_scales.template at<!kPacked>(group, (half + n) * 16);
       if (!has_minimums) {
         join_group<Dot>(total, sums, tile.scales + group * next_group, next_row, scales);
         continue;
       }
       Floats minimums[kWide];
 #pragma GCC unroll 2
-      for (int n = 0; n < kWide; ++n) minimums[n] = all_minimums.at(group, (half + n) * 16);
+      for (int n = 0; n < kWide; ++n) minimums[n] = all_minimums.template at<!kPacked>(group, (half + n) * 16);
       join_group<Dot>(total, sums, tile.sums + group * next_group,
                       tile.scales + group * next_group, next_row, scales, minimums);
     }
@@ -954,7 +963,7 @@ inline void pack_groups(const Matrix &matrix, const GroupSources &from, int64_t 
       if (to.values == nullptr) return;
       pack_values(source.values[column], matrix.num_groups(), num_bytes, panel, lane, to.values);
       if (to.factors != nullptr)
-        pack_values(source.factors[column], matrix.k / kFactorLen, 4, panel, lane, to.factors);
+        pack_values(source.factors[column], matrix.k / kFactorLen, 2, panel, lane, to.factors);
     };
     pack_of_groups(matrix.group_scales, from.scales);
     pack_of_groups(matrix.group_minimums, from.minimums);

@@ -76,7 +76,8 @@ struct ShortConv {
 
 struct Layer {
   Norm attention_norm, query_norm, key_norm, attention_post_norm, mlp_norm, mlp_post_norm;
-  Matrix qkv, output;
+  Matrix qkv[2];  // the second: the last columns, if they are packed differently
+  Matrix output;
   int64_t num_heads, num_kv_heads, head_dim, window_len, chunk_len;
   int64_t rope, norm_after_rope, is_parallel;  // rope: 1 + its index, or 0
   double scale, softcap, residual_scale;

@@ -69,7 +69,7 @@ struct AddedRows {
 };
 
 struct Product {
-  const Matrix *matrices;  // one, or one of each expert
+  const Matrix *matrices;  // one, its columns in parts that are packed differently, or each expert's
   const float *rows;
   int64_t row_stride;
   const int64_t *sources;  // which of `rows` is row i; null: the i-th
@@ -84,10 +84,13 @@ struct Product {
   int64_t activation = 0, width = 0;  // kLogits: the columns that there are
   const GatedHeads *heads = nullptr;  // instead of a norm
   const AddedRows *added = nullptr;   // to the sums, before the ending
+  int num_parts = 1;                  // of `matrices`, unless they are experts'
 };
 
 struct Chunk {
   int64_t matrix, first, end;  // rows [first, end)
+  int64_t first_panel;         // of the matrix, in the row of sums
+  int64_t end_item;            // items are the panels of all chunks, one chunk after the other
 };
 
 // A chunk's rows stay in a core's cache.
@@ -98,13 +101,16 @@ inline int64_t max_chunk_tiles(const Matrix &m) {
 
 // Cuts rows into chunks of whole tiles; where there are several, into as many for each thread.
 inline void cut_chunks(const Matrix &m, int64_t matrix, int64_t first, int64_t end, int num_threads,
-                       std::vector<Chunk> &chunks) {
+                       std::vector<Chunk> &chunks, int64_t first_panel = 0) {
   const int64_t tiles = num_tiles_of(m, end - first), most = max_chunk_tiles(m);
   int64_t count = (tiles + most - 1) / most;
   if (count > 1) count = std::min(tiles, (count + num_threads - 1) / num_threads * num_threads);
-  for (int64_t c = 0; c < count; ++c)
+  for (int64_t c = 0; c < count; ++c) {
+    const int64_t first_item = chunks.empty() ? 0 : chunks.back().end_item;
     chunks.push_back({matrix, first + tiles * c / count * tile_rows(m),
-                      std::min(end, first + tiles * (c + 1) / count * tile_rows(m))});
+                      std::min(end, first + tiles * (c + 1) / count * tile_rows(m)), first_panel,
+                      first_item + m.num_panels()});
+  }
 }
 
 // A thread's own copy of the rows that it works on.
@@ -130,31 +136,37 @@ class ProductRunner {
   ProductRunner(Worker &worker, Late late, PreparedRows &rows, std::vector<Chunk> &chunks)
       : worker_(worker), late_(late), rows_(rows), chunks_(chunks) {}
 
-  // Rows [0, num_rows) times one matrix.
+  // Rows [0, num_rows) times all parts of one matrix.
   void run(const Product &p, int64_t num_rows) {
     chunks_.clear();
-    cut_chunks(*p.matrices, 0, 0, num_rows, worker_.num_threads(), chunks_);
+    int64_t first_panel = 0;
+    for (int part = 0; part < p.num_parts; ++part) {
+      const Matrix &m = p.matrices[part];
+      cut_chunks(m, part, 0, num_rows, worker_.num_threads(), chunks_, first_panel);
+      first_panel += m.num_panels();
+    }
     run_chunks(p, chunks_);
   }
 
   // All matrices are of one k.
   void run_chunks(const Product &p, const std::vector<Chunk> &chunks) {
-    int64_t panels = 0, prepared = -1;
-    for (const Chunk &chunk : chunks)
-      panels = std::max(panels, p.matrices[chunk.matrix].num_panels());
-    worker_.each(static_cast<int64_t>(chunks.size()) * panels, late_, [&](int64_t item) {
-      const Chunk &chunk = chunks[item / panels];
+    const Chunk *prepared = nullptr;
+    worker_.each(chunks.empty() ? 0 : chunks.back().end_item, late_, [&](int64_t item) {
+      const Chunk &chunk = *std::upper_bound(
+          chunks.begin(), chunks.end(), item,
+          [](int64_t number, const Chunk &each) { return number < each.end_item; });
       const Matrix &m = p.matrices[chunk.matrix];
-      const int64_t num_rows = chunk.end - chunk.first, panel = item % panels;
-      if (panel >= m.num_panels()) return;
-      if (item / panels != prepared) prepare(p, chunk);
-      prepared = item / panels;
+      const int64_t num_rows = chunk.end - chunk.first;
+      const int64_t panel = item - (chunk.end_item - m.num_panels());
+      if (&chunk != prepared) prepare(p, chunk);
+      prepared = &chunk;
       multiply_panel(m, panel, rows_.tiles.data(), rows_.tiles.size(), registers_,
                      [&](int64_t t, float *sums) {
                        const int64_t row = chunk.first + tile_start(m, num_rows, t);
                        const int64_t count = rows_.tiles[t].num_rows;
-                       if (p.added != nullptr) add_rows(*p.added, panel, row, count, sums);
-                       finish(p, panel, row, count, sums);
+                       const int64_t to = chunk.first_panel + panel;
+                       if (p.added != nullptr) add_rows(*p.added, to, row, count, sums);
+                       finish(p, to, row, count, sums);
                      });
     });
   }

@@ -100,8 +100,8 @@ def test_other_kinds_are_dequantized_to_bfloat16_and_named(
         ("Q4_1", 5),
         ("Q5_0", 5.5),
         ("Q8_0", 8.5),
-        ("Q4_K", 4.75),
-        ("Q6_K", 6.625),
+        ("Q4_K", 4.625),
+        ("Q6_K", 6.5625),
         ("F16", 32),
     ],
 )

@@ -5,7 +5,7 @@ biases of zero would hide a forgotten one.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,6 +21,7 @@ from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import Capture, DenseCuda
 from model_server.executor.device_weights import MakeMatrix, Partition, matrices_of, read_weights
 from model_server.executor.executor import Executor
+from model_server.executor.grouped import GroupedParameters, GroupedWeight
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.executor.torch_adapters import DeviceAdapters
 from model_server.recipe.dense_torch import angles_of
@@ -114,6 +115,36 @@ class Decoder:
         )
         executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
         return executor
+
+
+class ValuesInMoreBits(GroupedParameters):
+    """A model's parameters with the values of attention in 6 bits and other layers in 4."""
+
+    has_groups = True
+    device = CPU
+
+    def __init__(self, own: Decoder) -> None:
+        self._grouped = {}
+        for name in own.recipe.products():
+            bits = 6 if "v_proj" in name else 4
+            self._grouped[name] = GroupedWeight.rounded(own.parameters[name], bits)
+        self._plain = own.parameters
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        return self._grouped.get(name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self.grouped(name)
+        return self._plain[name] if weight is None else weight.dense()
+
+    def release(self, name: str) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plain)
+
+    def __len__(self) -> int:
+        return len(self._plain)
 
 
 @cache

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.model_server.executor.decoders import (
     NUM_BLOCKS,
     Decoder,
     Pool,
+    ValuesInMoreBits,
     decoder,
     distance,
     random_tokens,
@@ -203,6 +205,25 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_any_chunks(
     for actual, expected in zip(other_way[::-1], together, strict=True):
         assert torch.equal(actual, expected)
     pool.executor.close()
+
+
+@needs_compiler
+def test_what_is_packed_apart_gets_its_own_part_of_an_adapter(tmp_path: Path) -> None:
+    own = decoder("llama")
+    values = ValuesInMoreBits(own)
+    plain = replace(own, parameters={name: values[name] for name in values})
+    (prompt,) = prompts(1)
+    answers = []
+    for each in (replace(own, parameters=values), plain):
+        executor = each.executor(torch.float32, max_loras=4)
+        adaptable = places_of(executor).adaptable
+        folder = lora_folders.save(tmp_path / executor.name, adaptable, rank=8, lora_alpha=16)
+        pool = loaded(executor, folder)
+        answers += in_chunks(pool, [(prompt, 3), (prompt, None)], PROMPT_LEN)
+        executor.close()
+    actual, without, expected, _ = answers
+    assert distance(actual, expected) < 0.15
+    assert distance(without, expected) > 0.5
 
 
 @needs_compiler

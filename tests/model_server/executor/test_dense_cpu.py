@@ -23,6 +23,7 @@ from tests.model_server.executor.decoders import (
     Decoder,
     Held,
     Pool,
+    ValuesInMoreBits,
     decoder,
     distance,
     random_tokens,
@@ -100,6 +101,21 @@ def test_in_4_bits_it_computes_what_the_rounded_weights_do(family: str) -> None:
     error = distance(actual, oracle.logits(prompt, [60]))
     assert error < 0.15
     assert distance(actual, own.native(prompt)) > 2 * error
+
+
+def test_values_in_more_bits_than_queries_have_panels_of_their_own() -> None:
+    own = decoder("llama")
+    mixed = replace(own, parameters=ValuesInMoreBits(own))
+    pool = Pool(mixed.executor(torch.float32))
+    assert "int4" in pool.executor.name and "int6" in pool.executor.name
+    prompt = random_tokens(60)
+    (actual,) = pool.run([(pool.sequence(prompt), 60)])
+    oracle = DenseTorch(own.recipe, mixed.parameters, angles_of(own.recipe, own.model))
+    assert distance(actual, oracle.logits(prompt, [60])) < 0.15
+
+    pieces = (1, 16, 3, 37, 1, 1, 1)
+    assert torch.equal(in_pieces(pool, pool.sequence(prompt), pieces, num_mates=5), actual)
+    pool.executor.close()
 
 
 def test_layers_that_no_group_divides_are_in_8_bits(caplog: pytest.LogCaptureFixture) -> None:

@@ -64,7 +64,7 @@ def test_scales_are_stored_in_as_few_bits_as_keep_them() -> None:
     numbers = torch.zeros(2, 512, dtype=torch.uint8)
     floats = GroupedWeight(numbers, GroupValues(normal(2, 16)), None, 8, 4)
     halves = GroupedWeight(numbers, GroupValues(normal(2, 16).half().float()), None, 8, 4)
-    of_bytes = GroupValues(torch.full((2, 16), -3, dtype=torch.int8), normal(2, 2))
+    of_bytes = GroupValues(torch.full((2, 16), -3, dtype=torch.int8), normal(2, 2).half())
     with_factors = GroupedWeight(numbers, of_bytes, None, 8, 4)
     for weights, dtype in (
         ([floats], torch.float32),

@@ -1,9 +1,42 @@
-"""Packed weights: what is let go of."""
+"""Packed weights: what is packed apart, and what is let go of."""
 
+import pytest
 import torch
+from torch import Tensor
 
+from model_server.executor.grouped import GroupedWeight
+from model_server.executor.weights import Columns
 from tests.model_server.executor.decoders import decoder
 from tests.native.compiler import needs_compiler
+
+
+def grouped(num_columns: int, bits: int) -> GroupedWeight:
+    weight = GroupedWeight.rounded(torch.randn(num_columns, 128), bits)
+    assert weight is not None
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("weights", "lens"),
+    [
+        ((grouped(64, 4), grouped(32, 4), grouped(32, 6)), (96, 32)),
+        ((grouped(64, 4), torch.ones(32, 128), torch.ones(32, 128)), (64, 64)),
+        # Of one kind, of no two kinds in a row, and with no whole panel before the second.
+        ((grouped(64, 4), grouped(32, 4)), (96,)),
+        ((grouped(64, 4), grouped(32, 6), grouped(32, 4)), (128,)),
+        ((grouped(32, 4), grouped(16, 4), grouped(32, 6)), (80,)),
+    ],
+)
+def test_the_last_columns_are_apart_where_they_are_stored_differently(
+    weights: tuple[Tensor | GroupedWeight, ...], lens: tuple[int, ...]
+) -> None:
+    merged = Columns.concatenate([Columns.of(each, torch.rand(each.shape[0])) for each in weights])
+    parts = merged.in_parts()
+    assert tuple(map(len, parts)) == lens
+    again = Columns.concatenate(parts)
+    assert again.weights == merged.weights
+    assert (again.places == merged.places).all()
+    assert (again.biases == merged.biases).all()
 
 
 @needs_compiler

@@ -360,7 +360,7 @@ def test_scales_in_fewer_bits_give_the_bits_that_their_floats_give(
         weight.scales.values[:, 0] = 2.0**-24  # the least, which has one digit
         narrow = weight.with_values_in(dtype)
     else:
-        factors = normal(70, 512 // FACTOR_LEN)
+        factors = normal(70, 512 // FACTOR_LEN).half()
         narrow = replace(
             weight,
             scales=GroupValues(weight.scales.values.to(dtype), factors),
