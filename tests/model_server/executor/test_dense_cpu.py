@@ -107,7 +107,8 @@ def test_values_in_more_bits_than_queries_have_panels_of_their_own() -> None:
     own = decoder("llama")
     mixed = replace(own, parameters=ValuesInMoreBits(own))
     pool = Pool(mixed.executor(torch.float32))
-    assert "int4" in pool.executor.name and "int6" in pool.executor.name
+    assert "int4" in pool.executor.name
+    assert "int6" in pool.executor.name
     prompt = random_tokens(60)
     (actual,) = pool.run([(pool.sequence(prompt), 60)])
     oracle = DenseTorch(own.recipe, mixed.parameters, angles_of(own.recipe, own.model))
