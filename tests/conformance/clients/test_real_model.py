@@ -43,13 +43,20 @@ def test_a_completion_of_openais_goes_on_with_a_text(client: openai.OpenAI) -> N
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_chat_of_openais_is_answered(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        (QUESTION, ANSWER),
+        ("What is the capital of France?", "The capital of France is Paris."),
+    ],
+)
+def test_a_chat_of_openais_is_answered(client: openai.OpenAI, question: str, text: str) -> None:
     answer = client.chat.completions.create(
-        model="tgi", messages=[{"role": "user", "content": QUESTION}]
+        model="tgi", messages=[{"role": "user", "content": question}]
     )
 
     assert answer.model == "SmolLM2-135M-Instruct"
-    assert answer.choices[0].message.content == ANSWER
+    assert answer.choices[0].message.content == text
     assert answer.choices[0].finish_reason == "stop"
 
 
