@@ -4,6 +4,7 @@ amx         x86-64: avx512bf16, and tiles of bfloat16 and int8
 avx512bf16  x86-64: avx512, and dot products of bfloat16 and int8
 avx512      x86-64-v4
 avx2        x86-64-v3
+dotprod     aarch64: neon, and dot products of int8
 neon        aarch64
 native      whatever the compiler finds on this CPU; on any other, and where no compiler knows
             the better names
@@ -20,6 +21,8 @@ _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
+# Those of ARMv8.1, and the products.
+_DOTPROD = frozenset({"asimdrdm", "atomics", "crc32", "asimddp"})
 _X86 = frozenset({"x86_64", "amd64"})
 _ARM = frozenset({"aarch64", "arm64"})
 # Linux's system call and its arguments, by their names in the kernel's headers.
@@ -56,6 +59,7 @@ ALL = (
     InstructionSet("avx512bf16", _BF16_FLAGS, _X86, _BF16),
     InstructionSet("avx512", ("-march=x86-64-v4",), _X86, _V4),
     InstructionSet("avx2", ("-march=x86-64-v3",), _X86, _V3),
+    InstructionSet("dotprod", ("-march=armv8.2-a+dotprod",), _ARM, _DOTPROD),
     InstructionSet("neon", (), _ARM),
     InstructionSet("native", ("-march=native",), is_portable=False),
     InstructionSet("generic", ()),
@@ -87,14 +91,13 @@ def portable(names: Collection[str]) -> tuple[InstructionSet, ...]:
 
 
 def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Empty where the system has no such file: `native` is what is left then."""
+    """Empty where the system has no such file: what needs none is left then."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(
-        next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split()
-    )
+    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, "").split())
 
 
 def _may_use_tiles() -> bool:

@@ -12,7 +12,7 @@
 // a branch is one more too. The residual stream, norms and what lies between products are float32;
 // products, keys and values are of the model's element type.
 //
-// build: amx avx512bf16 avx512 avx2 neon native -ffp-contract=fast
+// build: amx avx512bf16 avx512 avx2 dotprod neon native -ffp-contract=fast
 #include <exception>
 #include <utility>
 

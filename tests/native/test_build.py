@@ -118,3 +118,6 @@ def test_a_cpu_runs_the_sets_whose_flags_it_has() -> None:
     runs = [each.name for each in ALL if each.runs_on("x86_64", skylake)]
     assert runs == ["avx512", "avx2", "native", "generic"]
     assert [each.name for each in ALL if each.runs_on("arm64", ())] == ["neon", "native", "generic"]
+    graviton2 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm"
+    runs = [each.name for each in ALL if each.runs_on("aarch64", [*graviton2.split(), "asimddp"])]
+    assert runs == ["dotprod", "neon", "native", "generic"]

@@ -1,6 +1,6 @@
 // gemm.h behind a plain C ABI, for packed_matrix.py, which compiles it beside that header.
 //
-// build: amx avx512bf16 avx512 avx2 neon -ffp-contract=off
+// build: amx avx512bf16 avx512 avx2 dotprod neon -ffp-contract=off
 #include <vector>
 
 #include "gemm.h"
