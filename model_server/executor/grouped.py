@@ -43,6 +43,7 @@ class GroupValues:
 
     def __mul__(self, number: int) -> "GroupValues":
         factors = None if self.factors is None else self.factors * number
+        # What is too large for a half is kept as floats.
         if factors is None or not factors.isfinite().all():
             return GroupValues(self.floats() * number)
         return replace(self, factors=factors)

@@ -405,7 +405,7 @@ class PanelValues {
  private:
   static constexpr int64_t kAheadGroups = 16;
   const void *values_;
-  const int64_t storage_, num_bytes_ = 4 >> storage_, shift_, first_;
+  const int64_t storage_, num_bytes_ = bytes_of(storage_), shift_, first_;
   const uint16_t *factors_;
 };
 
@@ -473,14 +473,16 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, F
       }
       Floats scales[kWide];
 #pragma GCC unroll 2
-      for (int n = 0; n < kWide; ++n) scales[n] = all_scales.template at<!kPacked>(group, (half + n) * 16);
+      for (int n = 0; n < kWide; ++n)
+        scales[n] = all_scales.template at<!kPacked>(group, (half + n) * 16);
       if (!has_minimums) {
         join_group<Dot>(total, sums, tile.scales + group * next_group, next_row, scales);
         continue;
       }
       Floats minimums[kWide];
 #pragma GCC unroll 2
-      for (int n = 0; n < kWide; ++n) minimums[n] = all_minimums.template at<!kPacked>(group, (half + n) * 16);
+      for (int n = 0; n < kWide; ++n)
+        minimums[n] = all_minimums.template at<!kPacked>(group, (half + n) * 16);
       join_group<Dot>(total, sums, tile.sums + group * next_group,
                       tile.scales + group * next_group, next_row, scales, minimums);
     }
@@ -592,9 +594,8 @@ void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, i
     const bool is_packed = tile.row_step == 0;
     // Weights in groups are fewer bytes for as many sums: of one row they wait longest for memory. Of
     // a small panel far ahead is behind its end, which may be another thread's.
-    const int64_t ahead = is_packed           ? 8192
-                          : matrix.in_groups() ? std::clamp<int64_t>(matrix.panel_bytes() / 4, 3072, 8192)
-                                               : 3072;
+    const int64_t of_groups = std::clamp<int64_t>(matrix.panel_bytes() / 4, 3072, 8192);
+    const int64_t ahead = is_packed ? 8192 : matrix.in_groups() ? of_groups : 3072;
     const char *from = is_alone ? next - matrix.panel_bytes() + ahead
                                 : next + t * step * matrix.num_words();
     const auto multiply = !is_packed ? multiply_function<false, 2>(matrix.format, tile.num_rows)
@@ -938,8 +939,7 @@ struct GroupSources {
 
 // Packs panels [first, end) of a matrix in groups, into memory that is zeros.
 inline void pack_groups(const Matrix &matrix, const GroupSources &from, int64_t first, int64_t end) {
-  constexpr int64_t kBytesOf[] = {4, 2, 1};
-  const int64_t num_words = matrix.num_words(), num_bytes = kBytesOf[matrix.storage];
+  const int64_t num_words = matrix.num_words(), num_bytes = bytes_of(matrix.storage);
   const int64_t pack = matrix.pack(), num_high = matrix.num_high(), run_len = matrix.run_len();
   for (int64_t column = first * kColumns; column < end * kColumns; ++column) {
     const int64_t panel = column / kColumns, lane = column % kColumns;

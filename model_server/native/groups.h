@@ -191,6 +191,7 @@ using GroupedInt8Dot = GroupedInt8WideDot;
 // Scales or minimums of groups, in the order of their columns: floats, halves, or bytes that are
 // multiplied by the factor of 256 numbers.
 enum GroupStorage : int64_t { kFloats, kHalves, kBytes };
+constexpr int64_t bytes_of(int64_t storage) { return 4 >> storage; }  // of one
 constexpr int64_t kFactorLen = 256;
 
 // Of halves that are finite.
