@@ -90,7 +90,10 @@ def check(folder: Path) -> Mapping[str, StoredTensor]:
     _json_object(folder / CONFIG_NAME)
     gguf = GgufFile.of_folder(folder)
     if gguf is not None:
-        return {name: StoredTensor(each.shape, each.kind) for name, each in gguf.tensors.items()}
+        return {
+            name: StoredTensor(each.shape, each.parts[0].kind)
+            for name, each in gguf.tensors.items()
+        }
     if (folder / WEIGHTS_NAME).is_file():
         return _stored_tensors(folder / WEIGHTS_NAME)
     if (folder / INDEX_NAME).is_file():

@@ -25,45 +25,35 @@ from gguf import (
     GGMLQuantizationType,
     GGUFEndian,
     GGUFReader,
+    TensorNameMap,
     get_tensor_name_map,
 )
 from transformers import CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_server import zoo
-from model_server.checkpoint.gguf_file import GgufFile, GgufTensor, StoredRows
+from model_server.checkpoint.gguf_architectures import ARCHITECTURES, REQUIRED, SETTINGS
+from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor, StoredRows
 from model_server.checkpoint.gguf_parameters import PACKED_KINDS, PLAIN_KINDS
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
 from processes.gguf_cache import DESCRIPTION
 
-# By the file's word for an architecture, the class's for the same.
-_MODEL_TYPES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "phi3": "phi3",
-}
-_INTERLEAVED = ("llama",)  # rows of queries and keys, for rotation by neighbours
-_NORMS_PLUS_ONE = ("gemma2", "gemma3")
-_SAME_IN_ALL = {
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "context_length": "max_position_embeddings",
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
-_IN_SOME = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
+# What the config, or the tensors' own shapes, say otherwise.
+_KNOWN_OTHERWISE = frozenset(
+    (
+        "vocab_size",
+        "attention.key_length",
+        "attention.value_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.finetuned",
+        "tensor_data_layout",
+    )
+)
 # Llama 3's scale of rotations, of which a file has only what it does to each frequency.
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -95,11 +85,17 @@ class _Source:
             raise ModelRefused(
                 f"is one of {num_files} parts; join them with llama-gguf-split --merge"
             )
-        if self.architecture not in _MODEL_TYPES:
+        if self.architecture not in ARCHITECTURES:
             raise ModelRefused(
                 f"general.architecture {self.architecture!r}: of GGUF files"
-                f" {', '.join(_MODEL_TYPES)} are served; serve the model's safetensors"
+                f" {', '.join(ARCHITECTURES)} are served; serve the model's safetensors"
             )
+        self.rules = ARCHITECTURES[self.architecture]
+
+    def own_names(self) -> list[str]:
+        """Of the architecture's own metadata."""
+        start = f"{self.architecture}."
+        return [name.removeprefix(start) for name in self.metadata if name.startswith(start)]
 
     def value(self, name: str) -> Any:
         """Of the architecture's own; None: absent. Of a float32 the shortest decimals."""
@@ -118,7 +114,7 @@ def convert(path: Path, target: Path) -> str:
     config = zoo.read_config(target, trust_remote_code=False)
     module = zoo.build_empty(config, trust_remote_code=False).module
     tensors = _placed(source, config, {n: tuple(p.shape) for n, p in module.named_parameters()})
-    _require_readable({tensor.kind for tensor in tensors.values()})
+    _require_readable({part.kind for tensor in tensors.values() for part in tensor.parts})
     GgufFile(source.path, tensors).write_index(target)
     described = _described(source, tensors)
     (target / DESCRIPTION).write_text(described)
@@ -126,37 +122,59 @@ def convert(path: Path, target: Path) -> str:
 
 
 def _config(source: _Source) -> dict[str, Any]:
-    config: dict[str, Any] = {"model_type": _MODEL_TYPES[source.architecture]}
-    for key, name in (_SAME_IN_ALL | _IN_SOME).items():
-        value = source.value(key)
-        # Phi-4's files say so that it has no window.
-        if value is not None and (key, value) != ("attention.sliding_window", 0):
-            config[name] = value
-        elif key in _SAME_IN_ALL:
-            raise ModelRefused(f"has no {source.architecture}.{key}")
+    rules = source.rules
+    of_class = CONFIG_MAPPING[rules.model_type]()
+    config: dict[str, Any] = {"model_type": rules.model_type, **rules.constants}
+    config |= _settings(source, of_class)
     unlike = [name for name, value in config.items() if isinstance(value, list)]
     if unlike:
         raise ModelRefused(f"{unlike[0]} differs between layers")
     num_heads = config["num_attention_heads"]
-    head_dim = config.setdefault("head_dim", config["hidden_size"] // num_heads)
+    head_dim = source.value("attention.key_length") or config["hidden_size"] // num_heads
+    config["head_dim"] = head_dim
     config.setdefault("num_key_value_heads", num_heads)
-    rotary_dim = source.value("rope.dimension_count") or head_dim
-    if rotary_dim != head_dim:
-        raise ModelRefused(
-            f"{source.architecture}.rope.dimension_count {rotary_dim}: heads of {head_dim} are"
-            " rotated whole, or not served"
-        )
+    for key in ("rope.dimension_count", "attention.value_length"):
+        length = source.value(key) or head_dim
+        if length != head_dim:
+            raise ModelRefused(
+                f"{source.architecture}.{key} {length}: heads of {head_dim} are rotated whole and"
+                " have values of as many numbers, or are not served"
+            )
     last_name = f"blk.{config['num_hidden_layers'] - 1}.attn_norm.weight"
     for name in ("token_embd.weight", last_name):
         if name not in source.tensors:
             raise ModelRefused(f"lacks {name}, which its architecture has")
     config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
-    if source.architecture == "llama":
-        config["attention_bias"] = "blk.0.attn_q.bias" in source.tensors
-    if source.architecture in _NORMS_PLUS_ONE:
+    for name, tensor_name in (("attention_bias", "attn_q.bias"), ("mlp_bias", "ffn_down.bias")):
+        if hasattr(of_class, name):
+            config[name] = f"blk.0.{tensor_name}" in source.tensors
+    if hasattr(of_class, "query_pre_attn_scalar"):
         config["query_pre_attn_scalar"] = _scale_of_queries(config)
     config |= _rope(source, config) | _named_tokens(source)
+    return config
+
+
+def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
+    """What the architecture's metadata say. Raises ModelRefused for what the class knows not."""
+    names = {**SETTINGS, **source.rules.settings}
+    config: dict[str, Any] = {}
+    for key in source.own_names():
+        value = source.value(key)
+        if key not in names:
+            if value and key not in _KNOWN_OTHERWISE:
+                raise ModelRefused(f"{source.architecture}.{key} {value!r}: is not known")
+        # Phi-4's files say so that it has no window.
+        elif (key, value) != ("attention.sliding_window", 0):
+            if not hasattr(of_class, names[key]):
+                raise ModelRefused(
+                    f"{source.architecture}.{key} {value!r}: {source.rules.model_type} of"
+                    f" transformers has no {names[key]}"
+                )
+            config[names[key]] = value
+    for key in REQUIRED:
+        if names[key] not in config:
+            raise ModelRefused(f"has no {source.architecture}.{key}")
     return config
 
 
@@ -168,18 +186,21 @@ def _scale_of_queries(config: Mapping[str, Any]) -> int:
 
 
 def _rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    theta = source.value("rope.freq_base")
+    base = {} if theta is None else {"rope_theta": theta}
     kind = source.value("rope.scaling.type") or "none"
     factor = source.value("rope.scaling.factor")
     if _FREQUENCIES in source.tensors:
-        return {"rope_scaling": _llama3_rope(source, config)}
+        return base | {"rope_scaling": _llama3_rope(source, config)}
     if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
-        return {}
+        return base
     if kind == "linear":
-        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+        return base | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     original_len = source.value("rope.scaling.original_context_length")
     if kind == "yarn" and factor and original_len:
         scaling = {"rope_type": "yarn", "factor": factor}
-        return {"rope_scaling": {**scaling, "original_max_position_embeddings": original_len}}
+        scaling["original_max_position_embeddings"] = original_len
+        return base | {"rope_scaling": scaling}
     raise ModelRefused(f"{source.architecture}.rope.scaling.type {kind!r} is not served")
 
 
@@ -187,7 +208,7 @@ def _llama3_rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
     """Raises ModelRefused where the file divides frequencies otherwise."""
     divisors = source.tensors[_FREQUENCIES].data.astype(np.float64)
     scaling = {**_LLAMA3_ROPE, "factor": float(divisors.max())}
-    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
+    rope = {"rope_theta": source.value("rope.freq_base") or 10000.0}
     model = CONFIG_MAPPING["llama"](**{**config, "rope_scaling": {**scaling, **rope}})
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model, None)
     half = np.arange(len(divisors)) / len(divisors)
@@ -220,11 +241,12 @@ def _placed(
     placed: dict[str, GgufTensor] = {}
     unused = set(source.tensors) - {_FREQUENCIES}
     for name, shape in shapes.items():
-        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if stored_name not in unused:
-            raise ModelRefused(f"lacks {stored_name or name}, which its architecture has")
-        unused.remove(stored_name)
-        placed[name] = _tensor(source, config, stored_name, shape)
+        stored_names = _stored_names(names, name)
+        for stored_name in stored_names:
+            if stored_name not in unused:
+                raise ModelRefused(f"lacks {stored_name}, which its architecture has")
+            unused.remove(stored_name)
+        placed[name] = _tensor(source, config, stored_names, shape)
     if unused:
         raise ModelRefused(
             f"has {len(unused)} tensors that are not served with its architecture, as {min(unused)}"
@@ -232,22 +254,45 @@ def _placed(
     return placed
 
 
-def _tensor(source: _Source, config: Any, stored_name: str, shape: tuple[int, ...]) -> GgufTensor:
-    stored = source.tensors[stored_name]
-    if tuple(map(int, reversed(stored.shape))) != shape:
+def _stored_names(names: TensorNameMap, name: str) -> list[str]:
+    """Of the file's tensors that a parameter is made of."""
+    wanted = [name]
+    # A class has each expert's gate and up in one, and their names have no end.
+    if ".experts." in name:
+        stem, bias = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+        wanted = [stem + bias]
+        if stem.endswith(".gate_up_proj"):
+            wanted = [stem.replace("gate_up", part) + bias for part in ("gate", "up")]
+    return [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
+
+
+def _tensor(
+    source: _Source, config: Any, stored_names: Sequence[str], shape: tuple[int, ...]
+) -> GgufTensor:
+    parts = tuple(_part(source, config, stored_name) for stored_name in stored_names)
+    axis = len(shape) - 2 if len(parts) > 1 else 0
+    joined = list(parts[0].shape)
+    joined[axis] = sum(part.shape[axis] for part in parts)
+    if tuple(joined) != shape:
         raise ModelRefused(
-            f"{stored_name} has the shape {[*map(int, reversed(stored.shape))]}, and by its"
-            f" metadata the model's is {list(shape)}"
+            f"{' and '.join(stored_names)} has the shape {joined}, and by its metadata the model's"
+            f" is {list(shape)}"
         )
+    return GgufTensor(shape, parts, axis)
+
+
+def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
+    stored = source.tensors[stored_name]
+    rules = source.rules
     num_heads = None
-    if source.architecture in _INTERLEAVED and ".attn_q." in stored_name:
+    if rules.is_interleaved and ".attn_q." in stored_name:
         num_heads = config.num_attention_heads
-    if source.architecture in _INTERLEAVED and ".attn_k." in stored_name:
+    if rules.is_interleaved and ".attn_k." in stored_name:
         num_heads = config.num_key_value_heads
-    is_more = source.architecture in _NORMS_PLUS_ONE and stored_name.endswith("norm.weight")
-    return GgufTensor(
+    is_more = rules.norms_plus_one and stored_name.endswith("norm.weight")
+    return GgufPart(
         kind=stored.tensor_type.name,
-        shape=shape,
+        shape=tuple(map(int, reversed(stored.shape))),
         offset=int(stored.data_offset),
         num_heads=num_heads,
         subtrahend=float(is_more),
@@ -266,10 +311,12 @@ def _require_readable(kinds: Iterable[str]) -> None:
 
 def _described(source: _Source, tensors: Mapping[str, GgufTensor]) -> str:
     numbers: Counter[str] = Counter()
+    num_bytes = 0
     for tensor in tensors.values():
-        numbers[tensor.kind] += int(np.prod(tensor.shape, dtype=np.int64))
+        for part in tensor.parts:
+            numbers[part.kind] += part.num_numbers
+            num_bytes += part.num_bytes
     total = numbers.total()
-    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     shares = ", ".join(f"{100 * n / total:.0f} % {kind}" for kind, n in numbers.most_common(3))
     described = (
         f"{source.path}: {source.architecture}, {shares}: {8 * num_bytes / total:.2f} bits a"

@@ -3,13 +3,14 @@
 A folder that was made of a GGUF file (gguf_conversion) has the model's small files, and in place of
 weights an index: where the file is, and where in it each tensor. The file itself is mapped.
 
-    GgufFile.stored(name)      rows as the file has them, in its own quantized form
-    GgufFile.get_tensor(name)  the same as float32, exactly as the package `gguf` gives them
+    GgufFile.stored(part)      rows as the file has them, in its own quantized form
+    GgufFile.get_tensor(name)  a parameter as float32, exactly as the package `gguf` gives it
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,10 +29,10 @@ GGUF_INDEX_NAME = "gguf_index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """Where a tensor is in the file. `kind` in the format's own words, as "Q4_1".
+class GgufPart:
+    """One of the file's tensors. `kind` in the format's own words, as "Q4_1".
 
-    shape:       as the model's class has it
+    shape:       outputs before inputs, and before them experts
     num_heads:   whose rows the file interleaves for rotation by neighbours; None: as the class has
     subtrahend:  what the file has added to each number
     """
@@ -45,7 +46,35 @@ class GgufTensor:
     @property
     def num_bytes(self) -> int:
         block_len, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
-        return int(np.prod(self.shape, dtype=np.int64)) // block_len * block_bytes
+        return self.num_numbers // block_len * block_bytes
+
+    @property
+    def num_numbers(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A parameter of the model's class: outputs of the file's tensors, one after another.
+
+    shape:         as the class has it
+    axis:          of the parts' outputs
+    in_turns:      the class has an output of each part in turns
+    inputs_first:  the class has inputs before outputs
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[GgufPart, ...]
+    axis: int = 0
+    in_turns: bool = False
+    inputs_first: bool = False
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "GgufTensor":
+        parts = tuple(
+            GgufPart(**{**part, "shape": tuple(part["shape"])}) for part in content["parts"]
+        )
+        return cls(**{**content, "shape": tuple(content["shape"]), "parts": parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +112,7 @@ class GgufFile:
         path = Path(content["file"])
         if not path.is_file() or path.stat().st_size != content["file_bytes"]:
             raise CheckpointBroken(f"{path}: is not the file any more that was read at the start")
-        tensors = {
-            name: GgufTensor(**{**each, "shape": tuple(each["shape"])})
-            for name, each in content["tensors"].items()
-        }
+        tensors = {name: GgufTensor.from_json(each) for name, each in content["tensors"].items()}
         return cls(path, tensors)
 
     def write_index(self, folder: Path) -> None:
@@ -101,23 +127,35 @@ class GgufFile:
         """Names of the tensors."""
         return iter(self.tensors)
 
-    def stored(self, name: str) -> StoredRows:
+    def stored(self, part: GgufPart, expert: int | None = None) -> StoredRows:
         """In the order of the class's rows; `subtrahend` is still to be taken away."""
-        tensor = self.tensors[name]
-        of_tensor = self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
-        num_rows = tensor.shape[0] if len(tensor.shape) > 1 or tensor.num_heads else 1
-        rows = of_tensor.reshape(num_rows, -1)
-        if tensor.num_heads is not None:
-            half_len = num_rows // tensor.num_heads // 2
-            by_pair = rows.reshape(tensor.num_heads, half_len, 2, -1)
-            rows = by_pair.swapaxes(1, 2).reshape(num_rows, -1)
-        return StoredRows(tensor.kind, rows)
+        of_part = self._bytes[part.offset : part.offset + part.num_bytes]
+        shape = part.shape
+        if expert is not None:
+            of_part = of_part.reshape(shape[0], -1)[expert]
+            shape = shape[1:]
+        num_rows = math.prod(shape[:-1])
+        if part.num_heads is None:
+            return StoredRows(part.kind, of_part.reshape(num_rows, -1))
+        half_len = shape[0] // part.num_heads // 2
+        by_pair = of_part.reshape(part.num_heads, half_len, 2, -1)
+        return StoredRows(part.kind, by_pair.swapaxes(1, 2).reshape(num_rows, -1))
 
     def get_tensor(self, name: str) -> Tensor:
         """In float32 and memory of its own."""
         tensor = self.tensors[name]
-        numbers = self.stored(name).numbers() - np.float32(tensor.subtrahend)
-        return torch.from_numpy(numbers.reshape(tensor.shape))
+        parts = []
+        for part in tensor.parts:
+            numbers = self.stored(part).numbers() - np.float32(part.subtrahend)
+            parts.append(torch.from_numpy(numbers.reshape(part.shape)))
+        axis = tensor.axis
+        if tensor.in_turns:
+            joined = torch.stack(parts, axis + 1).flatten(axis, axis + 1)
+        else:
+            joined = torch.cat(parts, axis) if len(parts) > 1 else parts[0]
+        if tensor.inputs_first:
+            joined = joined.transpose(-2, -1)
+        return joined.reshape(tensor.shape).contiguous()
 
     def read(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """All tensors."""

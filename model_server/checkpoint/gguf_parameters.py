@@ -189,9 +189,10 @@ def packed_bytes(file: GgufFile, dtype: torch.dtype, embedding: str | None) -> i
     """Of all tensors, packed for a CPU; `embedding`: what is looked up in `dtype`, not packed."""
     num_bits = 0.0
     for name, tensor in file.tensors.items():
-        kind = _KINDS.get(tensor.kind) if name != embedding else None
-        num_numbers = int(np.prod(tensor.shape, dtype=np.int64))
-        num_bits += num_numbers * (8 * dtype.itemsize if kind is None else kind.packed_bits)
+        for part in tensor.parts:
+            kind = _KINDS.get(part.kind) if name != embedding else None
+            bits = 8 * dtype.itemsize if kind is None else kind.packed_bits
+            num_bits += part.num_numbers * bits
     return int(num_bits) // 8
 
 
@@ -201,7 +202,10 @@ class GgufParameters(GroupedParameters):
     def __init__(self, file: GgufFile, stored_names: Mapping[str, str]) -> None:
         self._file = file
         self._names = stored_names
-        kinds = {tensor.kind for tensor in file.tensors.values()}
+        self._kinds = {
+            name: {part.kind for part in tensor.parts} for name, tensor in file.tensors.items()
+        }
+        kinds = set[str]().union(*self._kinds.values())
         if others := sorted(kinds - {*_KINDS, *PLAIN_KINDS}):
             _log.info(
                 "%s: what it has in %s is dequantized to bfloat16", file.path, ", ".join(others)
@@ -223,17 +227,26 @@ class GgufParameters(GroupedParameters):
     @property
     def has_groups(self) -> bool:
         """See GroupedParameters."""
-        return any(tensor.kind in _KINDS for tensor in self._file.tensors.values())
+        return any(not kinds.isdisjoint(_KINDS) for kinds in self._kinds.values())
 
     def grouped(self, name: str) -> GroupedWeight | None:
         """See GroupedParameters."""
-        return grouped_weight(self._file.stored(self._names[name]))
+        tensor = self._file.tensors[self._names[name]]
+        if len(tensor.shape) > 2 or len(tensor.parts) > 1:
+            return None
+        return grouped_weight(self._file.stored(tensor.parts[0]))
+
+    def grouped_expert(self, name: str, index: int) -> tuple[GroupedWeight, ...]:
+        """See GroupedParameters."""
+        parts = self._file.tensors[self._names[name]].parts
+        weights = [grouped_weight(self._file.stored(part, index)) for part in parts]
+        grouped = tuple(weight for weight in weights if weight is not None)
+        return grouped if len(grouped) == len(parts) else ()
 
     def __getitem__(self, name: str) -> Tensor:
         stored_name = self._names[name]
         tensor = self._file.get_tensor(stored_name)
-        kind = self._file.tensors[stored_name].kind
-        is_exact = kind in _KINDS or kind in ("F32", "F16")
+        is_exact = self._kinds[stored_name] <= {*_KINDS, "F32", "F16"}
         return tensor if is_exact else tensor.bfloat16()
 
     def __iter__(self) -> Iterator[str]:

@@ -172,6 +172,13 @@ class GroupedParameters(Mapping[str, Tensor]):
     def grouped(self, name: str) -> GroupedWeight | None:
         """As it is stored; None: it is not so, or not in groups that are multiplied."""
 
+    def grouped_expert(self, name: str, index: int) -> tuple[GroupedWeight, ...]:
+        """Of the experts' weights one expert's: the gate and the up apart, if it has these.
+
+        Empty: they are not stored so.
+        """
+        return ()
+
     @abstractmethod
     def release(self, name: str) -> None:
         """Forget a parameter that nobody needs any more."""
@@ -186,18 +193,17 @@ class RoundedParameters(Mapping[str, Tensor]):
     def __init__(self, parameters: Mapping[str, Tensor], turned: Mapping[str, bool]) -> None:
         self._parameters = parameters
         self._turned = turned
-        self._last: tuple[str, Tensor] | None = None  # experts are asked for one by one
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._turned or self._is_grouped(name):
             return self._parameters[name]
-        if self._last is None or self._last[0] != name:
-            self._last = (name, self._rounded(self._parameters[name], self._turned[name]))
-        return self._last[1]
+        return self._rounded(self._parameters[name], self._turned[name])
 
     def _is_grouped(self, name: str) -> bool:
         given = self._parameters
-        return isinstance(given, GroupedParameters) and given.grouped(name) is not None
+        if not isinstance(given, GroupedParameters):
+            return False
+        return given.grouped(name) is not None or bool(given.grouped_expert(name, 0))
 
     def _rounded(self, weight: Tensor, is_turned: bool) -> Tensor:
         if weight.dim() == 3:

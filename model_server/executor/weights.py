@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -851,10 +851,9 @@ class PackedWeights:
     def _experts(self, moe: Moe) -> "ctypes._Pointer[ExpertsStruct]":
         ins = (MatrixStruct * moe.num_experts)()
         outs = (MatrixStruct * moe.num_experts)()
-        for index in range(moe.num_experts):
-            columns = self._expert(moe, moe.gate_up, moe.gate_up_bias, index)
+        for index, columns in enumerate(self._each_expert(moe, moe.gate_up, moe.gate_up_bias)):
             ins[index] = self._packed(_in_panels(columns, moe.layout), self._quantize)
-            columns = self._expert(moe, moe.down, moe.down_bias, index)
+        for index, columns in enumerate(self._each_expert(moe, moe.down, moe.down_bias)):
             outs[index] = self._packed(columns, self._quantize)
         # Scores decide between experts: they are computed in float32.
         routing = (moe.router, moe.shared_gate)
@@ -887,10 +886,25 @@ class PackedWeights:
         self._keep += (ins, outs, experts)
         return ctypes.pointer(experts)
 
-    def _expert(self, moe: Moe, name: str, bias_name: str | None, index: int) -> Columns:
-        weight = self._parameters[name][index]
-        bias = None if bias_name is None else self._parameters[bias_name][index]
-        return Columns.of(weight.T if moe.transposed else weight, bias)
+    def _each_expert(self, moe: Moe, name: str, bias_name: str | None) -> Iterator[Columns]:
+        given = self._parameters
+        biases = None if bias_name is None else given[bias_name]
+        of_all: Tensor | None = None
+        for index in range(moe.num_experts):
+            bias = None if biases is None else biases[index]
+            grouped = (
+                given.grouped_expert(name, index) if isinstance(given, GroupedParameters) else ()
+            )
+            if grouped:
+                columns = Columns.concatenate([Columns.of(each, None) for each in grouped])
+                if moe.layout == "gate_up_pairs" and len(grouped) == 2:
+                    columns = columns.take(np.arange(len(columns)).reshape(2, -1).T.ravel())
+                yield columns if bias is None else replace(columns, biases=_array(bias))
+                continue
+            if of_all is None:
+                of_all = given[name]
+            weight = of_all[index]
+            yield Columns.of(weight.T if moe.transposed else weight, bias)
 
     def _rows(self, tensor: Tensor) -> int:
         """The address of an embedding's rows, which stay where they are if they can."""

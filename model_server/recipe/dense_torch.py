@@ -189,11 +189,13 @@ def _in_best_groups(groups: Groups, rank: Tensor) -> Tensor:
 def _mixture(moe: Moe, x: Tensor, weights: Mapping[str, Tensor], chosen: Tensor | None) -> Tensor:
     experts, scores = route(moe, x, weights, chosen)
     output = torch.zeros_like(x)
+    gate_up = weights[moe.gate_up]  # once: to ask for it may be to compute it
+    down = weights[moe.down]
     for expert in experts.unique().tolist():
         rows, slots = torch.where(experts == expert)
-        inner = _expert(moe.gate_up, moe.gate_up_bias, moe.transposed, expert, x[rows], weights)
+        inner = _expert(gate_up, moe.gate_up_bias, moe.transposed, expert, x[rows], weights)
         inner = activate(moe.layout, moe.activation, inner)
-        inner = _expert(moe.down, moe.down_bias, moe.transposed, expert, inner, weights)
+        inner = _expert(down, moe.down_bias, moe.transposed, expert, inner, weights)
         output.index_add_(0, rows, inner * scores[rows, slots, None])
     if moe.shared is None:
         return output
@@ -204,14 +206,14 @@ def _mixture(moe: Moe, x: Tensor, weights: Mapping[str, Tensor], chosen: Tensor 
 
 
 def _expert(
-    name: str,
+    of_all: Tensor,
     bias: str | None,
     transposed: bool,
     expert: int,
     x: Tensor,
     weights: Mapping[str, Tensor],
 ) -> Tensor:
-    weight = weights[name][expert].to(x.dtype)
+    weight = of_all[expert].to(x.dtype)
     x = x @ weight if transposed else F.linear(x, weight)
     return x if bias is None else x + weights[bias][expert].to(x.dtype)
 

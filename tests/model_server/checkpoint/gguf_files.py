@@ -123,6 +123,26 @@ def write_gguf(
     return path
 
 
+def requantized(source: Path, target: Path, kind: Kind) -> Path:
+    """The same file with its matrices in `kind`, but for those of routers."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            item_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], item_type)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        is_plain = values.ndim == 1 or "ffn_gate_inp" in tensor.name
+        of_kind = Kind.F32 if is_plain else kind
+        writer.add_tensor(tensor.name, gguf.quantize(values, of_kind), raw_dtype=of_kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
 def interleaved(values: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     """Rows of each head as the file has them: the halves in turns."""
     heads = values.reshape(num_heads, 2, -1, *values.shape[1:])

@@ -1,5 +1,6 @@
 """A GGUF file is served as the model that it was made of, or refused with the reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from model_server.engine.distributed import World
 from model_server.errors import ModelRefused
 from model_server.loading import load_model
 from model_server.step import SequenceStep, StepInputs
+from tests.model_server.checkpoint.converted import make as converted
 from tests.model_server.checkpoint.gguf_files import (
     CONFIGS,
     dequantized,
+    requantized,
     small_model,
     write_gguf,
 )
@@ -29,20 +32,20 @@ PROMPT = [3 + 7 * index % 250 for index in range(20)]
 NUM_TOKENS = 8
 
 
-def answer(folder: Path) -> tuple[torch.Tensor, list[int]]:
+def answer(folder: Path, prompt: list[int] = PROMPT) -> tuple[torch.Tensor, list[int]]:
     """Of the folder's model, as the shard loads it: the prompt's logits, and greedy tokens."""
     settings = ModelSettings(folder, CPU, dtype="float32", activation_bits=16)
     model = load_model(settings, World())
     assert model.fallback_reason is None
     model.allocate(8)
-    token_ids = list(PROMPT)
+    token_ids = list(prompt)
     rows: list[torch.Tensor] = []
     for _ in range(NUM_TOKENS):
         step = SequenceStep(token_ids, 0, range(4), len(token_ids))
         inputs = StepInputs.build([step], block_size=16, scratch_block_id=7, device=CPU)
         rows.append(model.forward(inputs)[-1].clone())
         token_ids.append(int(rows[-1].argmax()))
-    return rows[0], token_ids[len(PROMPT) :]
+    return rows[0], token_ids[len(prompt) :]
 
 
 def served_as_before(model: Any, folder: Path, kind: Kind, **metadata: Any) -> bool:
@@ -58,6 +61,27 @@ def served_as_before(model: Any, folder: Path, kind: Kind, **metadata: Any) -> b
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_greedy_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     assert served_as_before(small_model(architecture), tmp_path, Kind.Q8_0)
+
+
+@pytest.mark.parametrize("name", converted.CONFIGS)
+def test_what_llama_cpps_converter_writes_is_the_model_that_it_was_made_of(
+    name: str, tmp_path: Path
+) -> None:
+    path = converted.FOLDER / f"{name}.gguf"
+    expected = json.loads(path.with_suffix(".json").read_text())
+    convert(path, tmp_path)
+    logits, _ = answer(tmp_path, expected["prompt"])
+    assert torch.allclose(logits, torch.tensor(expected["logits"]), atol=5e-4)
+
+
+@pytest.mark.parametrize("name", converted.CONFIGS)
+def test_what_the_converter_writes_is_multiplied_in_groups_where_it_is_quantized(
+    name: str, tmp_path: Path
+) -> None:
+    path = converted.FOLDER / f"{name}.gguf"
+    convert(requantized(path, tmp_path / "model.gguf", Kind.Q8_0), tmp_path)
+    settings = ModelSettings(tmp_path, CPU, dtype="float32", activation_bits=16)
+    assert load_model(settings, World()).executor.startswith("dense, Q8_0, ")
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
@@ -115,7 +139,9 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
         ({"llama__rope__dimension_count": 8}, r"rope\.dimension_count 8: heads of 32 .* whole"),
         ({"llama__block_count": 10**6}, r"lacks blk\.999999\.attn_norm\.weight"),
-        ({"llama__attention__head_count": "four"}, "its metadata cannot be read: TypeError"),
+        ({"llama__embedding_length": "four"}, "'hidden_size' expected int, got str"),
+        ({"llama__logit_scale": 2}, r"llama\.logit_scale 2: is not known"),
+        ({"llama__attention__sliding_window": 4}, "llama of transformers has no sliding_window"),
     ],
 )
 def test_what_would_change_numbers_or_texts_is_refused_by_name(

@@ -52,7 +52,7 @@ def test_numbers_of_every_kind_are_exact_and_rows_in_the_order_of_the_class(
 def test_stored_rows_stay_in_the_form_of_the_file(tmp_path: Path) -> None:
     file = file_of(tmp_path, "Q4_1")
     name = "model.layers.0.self_attn.q_proj.weight"
-    stored = file.stored(name)
+    stored = file.stored(file.tensors[name].parts[0])
     assert stored.kind == "Q4_1"
     assert stored.rows.dtype == np.uint8
     assert stored.rows.shape == (128, 128 // 32 * 20)

@@ -10,7 +10,7 @@ from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.checkpoint.gguf_conversion import convert
 from model_server.checkpoint.gguf_file import GgufFile
 from model_server.checkpoint.gguf_parameters import GgufParameters, grouped_weight
-from model_server.executor.grouped import alike
+from model_server.executor.grouped import GroupedWeight, alike
 from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
 
 _QUERIES = "model.layers.0.self_attn.q_proj.weight"
@@ -24,6 +24,12 @@ def file_of(folder: Path, kind: str) -> GgufFile:
     file = GgufFile.of_folder(folder)
     assert file is not None
     return file
+
+
+def stored_in(file: GgufFile, name: str) -> GroupedWeight:
+    weight = grouped_weight(file.stored(file.tensors[name].parts[0]))
+    assert weight is not None
+    return weight
 
 
 @pytest.mark.parametrize(
@@ -44,8 +50,7 @@ def test_no_number_changes(
 ) -> None:
     file = file_of(tmp_path, kind)
     for name in (_QUERIES, _DOWN):  # whose rows are in another order in the file, and are not
-        weight = grouped_weight(file.stored(name))
-        assert weight is not None
+        weight = stored_in(file, name)
         assert torch.equal(weight.dense(), file.get_tensor(name))
         assert (weight.kind, weight.bits, weight.group_len) == (kind, bits, group_len)
         assert (weight.minimums is not None) == has_minimums
@@ -53,11 +58,7 @@ def test_no_number_changes(
 
 
 def test_kinds_that_are_merged_keep_their_numbers(tmp_path: Path) -> None:
-    first, second = (
-        grouped_weight(file_of(tmp_path, kind).stored(_DOWN)) for kind in ("Q4_K", "Q6_K")
-    )
-    assert first is not None
-    assert second is not None
+    first, second = (stored_in(file_of(tmp_path, kind), _DOWN) for kind in ("Q4_K", "Q6_K"))
     merged = alike([first, second])
     assert [each.group_len for each in merged] == [16, 16]
     for before, after in zip((first, second), merged, strict=True):

@@ -1,0 +1,70 @@
+"""What each architecture of GGUF files is in the words of transformers.
+
+Most of a file's metadata has the same meaning in all architectures (SETTINGS), and which tensor is
+which parameter is known to the package `gguf`. What else differs is said here, as llama.cpp's
+converter writes it: https://github.com/ggml-org/llama.cpp/tree/master/conversion.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+# Names in config.json of what metadata says, by the key behind the architecture's name.
+SETTINGS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+REQUIRED = ("embedding_length", "block_count", "context_length", "attention.head_count")
+
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One of those that are served.
+
+    model_type:       of the model's class
+    settings:         names in config.json that are others than SETTINGS has, or more
+    constants:        what the class must be told and no file says
+    is_interleaved:   rows of queries and keys are, for rotation by neighbours
+    norms_plus_one:   norms have what the class adds to them
+    """
+
+    model_type: str
+    settings: Mapping[str, str] = field(default_factory=_nothing)
+    constants: Mapping[str, Any] = field(default_factory=_nothing)
+    is_interleaved: bool = False
+    norms_plus_one: bool = False
+
+
+# By the file's word.
+ARCHITECTURES = {
+    "llama": Architecture("llama", is_interleaved=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        settings={"expert_count": "num_experts"},
+        constants={"norm_topk_prob": True},
+    ),
+    "gemma2": Architecture("gemma2", norms_plus_one=True),
+    "gemma3": Architecture(
+        "gemma3_text",
+        settings={"rope.freq_base_swa": "rope_local_base_freq"},
+        norms_plus_one=True,
+    ),
+    "phi3": Architecture("phi3"),
+}

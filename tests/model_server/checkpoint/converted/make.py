@@ -1,0 +1,116 @@
+"""Makes the files of this folder: small random models as llama.cpp's own converter writes them.
+
+    python -m tests.model_server.checkpoint.converted.make LLAMA_CPP PYTHON [NAME ...]
+
+LLAMA_CPP is a checkout of llama.cpp, PYTHON an interpreter that has what its converter needs. Of
+each of CONFIGS (or of the names) there is, behind it, NAME.gguf and NAME.json: what transformers
+answers with the model that the file was made of.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+FOLDER = Path(__file__).parent
+VOCAB_SIZE = 288
+PROMPT = [3 + 7 * index % 250 for index in range(24)]
+# The converter knows tokenizers by what they make of a text, and none of 288 tokens.
+_CONVERTER = """
+import runpy, sys
+folder = sys.argv.pop(1)
+sys.path[:0] = [folder, folder + "/gguf-py"]
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+sys.argv[0] = folder + "/convert_hf_to_gguf.py"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+_LEN = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+# By the model's type.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**_LEN, **_EXPERTS, "norm_topk_prob": True},
+}
+
+
+def small_model(name: str) -> Any:
+    """With numbers of bfloat16, of unit gain; norms and biases are not one and none."""
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[name.split("-")[0]](**CONFIGS[name])
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+        else:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+        parameter.data = parameter.data.bfloat16().float()
+    return model.eval()
+
+
+def write_tokenizer(folder: Path) -> None:
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = ["<s>", "</s>", *alphabet]
+    tokens += [f"{a}{b}" for a in "aeiou" for b in "lmnrst"]
+    vocabulary = {token: index for index, token in enumerate(tokens[:VOCAB_SIZE])}
+    merges = [(token[0], token[1]) for token in tokens[2 + len(alphabet) : VOCAB_SIZE]]
+    tokenizer = Tokenizer(BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(tokens[:2])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"
+    )
+    fast.save_pretrained(folder)
+
+
+def make(name: str, llama_cpp: Path, python: Path) -> None:
+    """Raises CalledProcessError where the converter refuses."""
+    model = small_model(name)
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT])).logits[0, -1]
+    with TemporaryDirectory() as folder:
+        model.bfloat16().save_pretrained(folder)
+        write_tokenizer(Path(folder))
+        given = ["--outtype", "bf16", "--outfile", str(FOLDER / f"{name}.gguf"), folder]
+        command = [str(python), "-c", _CONVERTER, str(llama_cpp.resolve()), *given]
+        subprocess.run(command, check=True)
+    answer = {"prompt": PROMPT, "logits": [round(each, 4) for each in logits.tolist()]}
+    (FOLDER / f"{name}.json").write_text(json.dumps(answer) + "\n")
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.model_server.checkpoint.converted.make")
+    parser.add_argument("llama_cpp", type=Path)
+    parser.add_argument("python", type=Path)
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args(argv)
+    for name in given.names or CONFIGS:
+        make(name, given.llama_cpp, given.python)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
