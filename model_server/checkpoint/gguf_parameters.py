@@ -4,8 +4,14 @@ A block of the file is one group or several, of 16 or 32 numbers with a scale an
 
     Q4_0 Q5_0 Q8_0   (number - 8, 16, 128) * scale       32 numbers a block; Q8_0's are signed
     Q4_1 Q5_1        number * scale + minimum            the same
+    IQ4_NL           (number - 128) * scale              the same; of 16 numbers that are in no line
+    Q2_K             number * scale - minimum            16 groups of 16, by 4 bits of two scales
     Q4_K Q5_K        number * scale - minimum            8 groups of 32, by 6 bits of two scales
-    Q6_K             (number - 32) * scale               16 groups of 16, by 8 bits of a scale
+    Q3_K             (number - 4) * scale                16 groups of 16, by 6 bits of a scale
+    Q6_K             (number - 32) * scale               the same, by 8 bits of a scale
+    IQ4_XS           (number - 128) * scale              8 groups of 32 of IQ4_NL's, by 6 bits
+
+Numbers of 2 and 3 bits are packed in 4, those of IQ4 in 8.
 
 Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
@@ -20,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import Q4_K
+from gguf.quants import IQ4_NL, Q4_K
 from torch import Tensor
 
 from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME, GgufFile, StoredRows
@@ -109,6 +115,29 @@ def _q8_0(blocks: Bytes) -> _Blocks:
     return _Blocks(blocks[:, 2:] ^ np.uint8(128), _Values(_floats(blocks[:, :2])), zero=128)
 
 
+def _iq4_nl(blocks: Bytes) -> _Blocks:
+    return _Blocks(_in_table(blocks[:, 2:]), _Values(_floats(blocks[:, :2])), zero=128)
+
+
+def _q2_k(blocks: Bytes) -> _Blocks:
+    scales, minimums = blocks[:, :16] & np.uint8(15), blocks[:, :16] >> np.uint8(4)
+    return _Blocks(
+        _numbers(blocks[:, 16:80], 32, 2),
+        _Values(scales.astype(np.int8), _halves(blocks[:, 80:82])),
+        _Values(minimums.astype(np.int8), -_halves(blocks[:, 82:])),
+    )
+
+
+def _q3_k(blocks: Bytes) -> _Blocks:
+    high = _numbers(blocks[:, :32], 32, 1) << np.uint8(2)
+    scales = _numbers(blocks[:, 96:104], 8, 4) | _numbers(blocks[:, 104:108], 4, 2) << np.uint8(4)
+    return _Blocks(
+        _numbers(blocks[:, 32:96], 32, 2) | high,
+        _Values(scales.astype(np.int8) - np.int8(32), _halves(blocks[:, 108:])),
+        zero=4,
+    )
+
+
 def _q4_k(blocks: Bytes) -> _Blocks:
     return _of_two_scales(_numbers(blocks[:, 16:], 32, 4), blocks)
 
@@ -123,6 +152,15 @@ def _q6_k(blocks: Bytes) -> _Blocks:
     numbers = low | _numbers(blocks[:, 128:192], 32, 2) << np.uint8(4)
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
     return _Blocks(numbers, _Values(scales, _halves(blocks[:, 208:])), zero=32)
+
+
+def _iq4_xs(blocks: Bytes) -> _Blocks:
+    scales = _numbers(blocks[:, 4:8], 1, 4) | _numbers(blocks[:, 2:4], 1, 2) << np.uint8(4)
+    return _Blocks(
+        _in_table(blocks[:, 8:]),
+        _Values(scales.astype(np.int8) - np.int8(32), _halves(blocks[:, :2])),
+        zero=128,
+    )
 
 
 def _of_two_scales(numbers: Bytes, blocks: Bytes) -> _Blocks:
@@ -141,6 +179,12 @@ def _numbers(packed: Bytes, run_len: int, width: int) -> Bytes:
     return ((runs >> shifts) & np.uint8((1 << width) - 1)).reshape(len(packed), -1)
 
 
+def _in_table(packed: Bytes) -> Bytes:
+    """Of numbers of 4 bits, what IQ4's table has for them, and 128."""
+    table = np.array(IQ4_NL.kvalues, np.int16) + 128
+    return table.astype(np.uint8)[_numbers(packed, 16, 4)]
+
+
 def _fifth_bits(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
@@ -157,7 +201,11 @@ def _floats(packed: Bytes) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a kind is packed. `bits`: of a number; `num_values`: scales and minimums of a group."""
+    """How a kind is packed.
+
+    bits:       that a number is packed in
+    num_values: scales and minimums of a group
+    """
 
     read: Callable[[Bytes], _Blocks]
     bits: int
@@ -178,9 +226,13 @@ _KINDS = {
     "Q5_0": _Kind(_q5_0, 5, 32, 1),
     "Q5_1": _Kind(_q5_1, 5, 32, 2),
     "Q8_0": _Kind(_q8_0, 8, 32, 1),
+    "IQ4_NL": _Kind(_iq4_nl, 8, 32, 1),
+    "Q2_K": _Kind(_q2_k, 4, 16, 2, has_factors=True),
+    "Q3_K": _Kind(_q3_k, 4, 16, 1, has_factors=True),
     "Q4_K": _Kind(_q4_k, 4, 32, 2, has_factors=True),
     "Q5_K": _Kind(_q5_k, 5, 32, 2, has_factors=True),
     "Q6_K": _Kind(_q6_k, 6, 16, 1, has_factors=True),
+    "IQ4_XS": _Kind(_iq4_xs, 8, 32, 1, has_factors=True),
 }
 PACKED_KINDS = frozenset(_KINDS)
 

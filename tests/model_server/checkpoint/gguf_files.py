@@ -160,10 +160,10 @@ def blocks(values: npt.NDArray[Any], kind: Kind) -> npt.NDArray[Any]:
         shape = (*values.shape[:-1], values.shape[-1] // block_len, block_bytes)
         random = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         # Where a kind has its scales, in float16: small numbers of either sign.
-        scales = {"Q6_K": (-2,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (-4, -2)}[kind.name]
-        for start in scales:
-            random[..., start + 1 if start != -2 else -1] &= 0x83
-            random[..., start + 1 if start != -2 else -1] |= 0x20
+        scales = {"Q2_K": (-4, -2), "Q3_K": (-2,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (-2,)}
+        for start in scales.get(kind.name, (0,)):
+            random[..., start + 1] &= 0x83
+            random[..., start + 1] |= 0x20
         return random.reshape(*values.shape[:-1], -1)
 
 

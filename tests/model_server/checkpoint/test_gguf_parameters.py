@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
 from model_server.checkpoint.check import ModelSettings, check_checkpoint
@@ -18,7 +19,8 @@ _DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
 def file_of(folder: Path, kind: str) -> GgufFile:
-    wide = {"hidden_size": 256, "intermediate_size": 512} if kind.endswith("_K") else {}
+    is_wide = GGML_QUANT_SIZES[Kind[kind]][0] == 256
+    wide = {"hidden_size": 256, "intermediate_size": 512} if is_wide else {}
     model = small_model("llama", num_hidden_layers=1, **wide)
     convert(write_gguf(folder / "model.gguf", model, Kind[kind]), folder)
     file = GgufFile.of_folder(folder)
@@ -40,9 +42,13 @@ def stored_in(file: GgufFile, name: str) -> GroupedWeight:
         ("Q5_0", 5, 32, False),
         ("Q5_1", 5, 32, True),
         ("Q8_0", 8, 32, False),
+        ("IQ4_NL", 8, 32, False),
+        ("Q2_K", 4, 16, True),
+        ("Q3_K", 4, 16, False),
         ("Q4_K", 4, 32, True),
         ("Q5_K", 5, 32, True),
         ("Q6_K", 6, 16, False),
+        ("IQ4_XS", 8, 32, False),
     ],
 )
 def test_no_number_changes(
@@ -85,13 +91,13 @@ def test_numbers_that_are_in_no_groups_stay_as_they_are(
 def test_other_kinds_are_dequantized_to_bfloat16_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = file_of(tmp_path, "Q2_K")
+    file = file_of(tmp_path, "IQ3_S")
     caplog.set_level("INFO")
     caplog.clear()
     parameters = GgufParameters(file, {"own": _DOWN})
     assert parameters.grouped("own") is None
     assert torch.equal(parameters["own"], file.get_tensor(_DOWN).bfloat16())
-    assert caplog.messages == [f"{file.path}: what it has in Q2_K is dequantized to bfloat16"]
+    assert caplog.messages == [f"{file.path}: what it has in IQ3_S is dequantized to bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -101,8 +107,11 @@ def test_other_kinds_are_dequantized_to_bfloat16_and_named(
         ("Q4_1", 5),
         ("Q5_0", 5.5),
         ("Q8_0", 8.5),
+        ("Q2_K", 5.125),
+        ("Q3_K", 4.5625),
         ("Q4_K", 4.625),
         ("Q6_K", 6.5625),
+        ("IQ4_XS", 8.3125),
         ("F16", 32),
     ],
 )
