@@ -39,15 +39,19 @@ class Architecture:
     model_type:       of the model's class
     settings:         names in config.json that are others than SETTINGS has, or more
     constants:        what the class must be told and no file says
+    rope:             the same of a scaled rotation
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
     norms_plus_one:   norms have what the class adds to them
+    experts_turned:   in the class they have inputs first, and gate and up in turns
     """
 
     model_type: str
     settings: Mapping[str, str] = field(default_factory=_nothing)
     constants: Mapping[str, Any] = field(default_factory=_nothing)
+    rope: Mapping[str, Any] = field(default_factory=_nothing)
     is_interleaved: bool = False
     norms_plus_one: bool = False
+    experts_turned: bool = False
 
 
 # By the file's word.
@@ -59,6 +63,15 @@ ARCHITECTURES = {
         "qwen3_moe",
         settings={"expert_count": "num_experts"},
         constants={"norm_topk_prob": True},
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        settings={
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        rope={"truncate": False},
+        experts_turned=True,
     ),
     "gemma2": Architecture("gemma2", norms_plus_one=True),
     "gemma3": Architecture(

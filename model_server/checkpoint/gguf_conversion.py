@@ -39,6 +39,11 @@ from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
 from processes.gguf_cache import DESCRIPTION
 
+# Of yarn, what a file may say.
+_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
 # What the config, or the tensors' own shapes, say otherwise.
 _KNOWN_OTHERWISE = frozenset(
     (
@@ -51,6 +56,7 @@ _KNOWN_OTHERWISE = frozenset(
         "rope.scaling.factor",
         "rope.scaling.original_context_length",
         "rope.scaling.finetuned",
+        *_YARN,
         "tensor_data_layout",
     )
 )
@@ -200,7 +206,9 @@ def _rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "yarn" and factor and original_len:
         scaling = {"rope_type": "yarn", "factor": factor}
         scaling["original_max_position_embeddings"] = original_len
-        return base | {"rope_scaling": scaling}
+        told = {name: source.value(key) for key, name in _YARN.items()}
+        scaling |= {name: value for name, value in told.items() if value is not None}
+        return base | {"rope_scaling": {**scaling, **source.rules.rope}}
     raise ModelRefused(f"{source.architecture}.rope.scaling.type {kind!r} is not served")
 
 
@@ -257,12 +265,12 @@ def _placed(
 def _stored_names(names: TensorNameMap, name: str) -> list[str]:
     """Of the file's tensors that a parameter is made of."""
     wanted = [name]
-    # A class has each expert's gate and up in one, and their names have no end.
-    if ".experts." in name:
-        stem, bias = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
-        wanted = [stem + bias]
+    # In a class some names have no end, as those of all experts' weights.
+    if not name.endswith((".weight", ".bias")):
+        stem, end = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+        wanted = [stem + end]
         if stem.endswith(".gate_up_proj"):
-            wanted = [stem.replace("gate_up", part) + bias for part in ("gate", "up")]
+            wanted = [stem.replace("gate_up", part) + end for part in ("gate", "up")]
     return [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
 
 
@@ -270,15 +278,19 @@ def _tensor(
     source: _Source, config: Any, stored_names: Sequence[str], shape: tuple[int, ...]
 ) -> GgufTensor:
     parts = tuple(_part(source, config, stored_name) for stored_name in stored_names)
-    axis = len(shape) - 2 if len(parts) > 1 else 0
+    axis = int(len(parts) > 1)  # several are the gate and the up of all experts
+    is_turned = source.rules.experts_turned
+    inputs_first = is_turned and len(shape) == 3
     joined = list(parts[0].shape)
     joined[axis] = sum(part.shape[axis] for part in parts)
+    if inputs_first:
+        joined[1:] = reversed(joined[1:])
     if tuple(joined) != shape:
         raise ModelRefused(
             f"{' and '.join(stored_names)} has the shape {joined}, and by its metadata the model's"
             f" is {list(shape)}"
         )
-    return GgufTensor(shape, parts, axis)
+    return GgufTensor(shape, parts, axis, is_turned and len(parts) > 1, inputs_first)
 
 
 def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:

@@ -10,14 +10,15 @@ A block of the file is one group or several, of 16 or 32 numbers with a scale an
     Q3_K             (number - 4) * scale                16 groups of 16, by 6 bits of a scale
     Q6_K             (number - 32) * scale               the same, by 8 bits of a scale
     IQ4_XS           (number - 128) * scale              8 groups of 32 of IQ4_NL's, by 6 bits
+    MXFP4            (number - 12) * scale / 2           32 of 15 numbers a block; scales are 2^n
 
-Numbers of 2 and 3 bits are packed in 4, those of IQ4 in 8.
+Numbers of 2 and 3 bits are packed in 4, those of IQ4 in 8, and twice those of MXFP4 in 5.
 
 Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import IQ4_NL, Q4_K
+from gguf.quants import IQ4_NL, MXFP4, Q4_K
 from torch import Tensor
 
 from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME, GgufFile, StoredRows
@@ -116,7 +117,9 @@ def _q8_0(blocks: Bytes) -> _Blocks:
 
 
 def _iq4_nl(blocks: Bytes) -> _Blocks:
-    return _Blocks(_in_table(blocks[:, 2:]), _Values(_floats(blocks[:, :2])), zero=128)
+    return _Blocks(
+        _in_table(blocks[:, 2:], IQ4_NL.kvalues, 128), _Values(_floats(blocks[:, :2])), zero=128
+    )
 
 
 def _q2_k(blocks: Bytes) -> _Blocks:
@@ -157,10 +160,15 @@ def _q6_k(blocks: Bytes) -> _Blocks:
 def _iq4_xs(blocks: Bytes) -> _Blocks:
     scales = _numbers(blocks[:, 4:8], 1, 4) | _numbers(blocks[:, 2:4], 1, 2) << np.uint8(4)
     return _Blocks(
-        _in_table(blocks[:, 8:]),
+        _in_table(blocks[:, 8:], IQ4_NL.kvalues, 128),
         _Values(scales.astype(np.int8) - np.int8(32), _halves(blocks[:, :2])),
         zero=128,
     )
+
+
+def _mxfp4(blocks: Bytes) -> _Blocks:
+    scales = MXFP4.e8m0_to_fp32_half(blocks[:, :1])
+    return _Blocks(_in_table(blocks[:, 1:], MXFP4.kvalues, 12), _Values(scales), zero=12)
 
 
 def _of_two_scales(numbers: Bytes, blocks: Bytes) -> _Blocks:
@@ -179,10 +187,9 @@ def _numbers(packed: Bytes, run_len: int, width: int) -> Bytes:
     return ((runs >> shifts) & np.uint8((1 << width) - 1)).reshape(len(packed), -1)
 
 
-def _in_table(packed: Bytes) -> Bytes:
-    """Of numbers of 4 bits, what IQ4's table has for them, and 128."""
-    table = np.array(IQ4_NL.kvalues, np.int16) + 128
-    return table.astype(np.uint8)[_numbers(packed, 16, 4)]
+def _in_table(packed: Bytes, table: Sequence[int], zero: int) -> Bytes:
+    """Of numbers of 4 bits, what a table has for them, and the zero."""
+    return (np.array(table) + zero).astype(np.uint8)[_numbers(packed, 16, 4)]
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
@@ -233,6 +240,7 @@ _KINDS = {
     "Q5_K": _Kind(_q5_k, 5, 32, 2, has_factors=True),
     "Q6_K": _Kind(_q6_k, 6, 16, 1, has_factors=True),
     "IQ4_XS": _Kind(_iq4_xs, 8, 32, 1, has_factors=True),
+    "MXFP4": _Kind(_mxfp4, 5, 32, 1),
 }
 PACKED_KINDS = frozenset(_KINDS)
 

@@ -124,7 +124,7 @@ def write_gguf(
 
 
 def requantized(source: Path, target: Path, kind: Kind) -> Path:
-    """The same file with its matrices in `kind`, but for those of routers."""
+    """The same file with its matrices in `kind`, but for those of routers and biases."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():
@@ -133,7 +133,9 @@ def requantized(source: Path, target: Path, kind: Kind) -> Path:
             writer.add_key_value(name, field.contents(), field.types[0], item_type)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        is_plain = values.ndim == 1 or "ffn_gate_inp" in tensor.name
+        is_plain = (
+            values.ndim == 1 or "ffn_gate_inp" in tensor.name or tensor.name.endswith(".bias")
+        )
         of_kind = Kind.F32 if is_plain else kind
         writer.add_tensor(tensor.name, gguf.quantize(values, of_kind), raw_dtype=of_kind)
     writer.write_header_to_file()

@@ -193,6 +193,7 @@ def test_what_the_file_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_how_much_a_cpu_dequantizes_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_gguf(tmp_path / "model.gguf", small_model("qwen2"), Kind.MXFP4)
+    model = small_model("qwen2", hidden_size=256)
+    path = write_gguf(tmp_path / "model.gguf", model, Kind.TQ1_0)
     assert main([str(path), str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(" MiB; on a CPU 100 % of it is dequantized\n")

@@ -49,6 +49,7 @@ def stored_in(file: GgufFile, name: str) -> GroupedWeight:
         ("Q5_K", 5, 32, True),
         ("Q6_K", 6, 16, False),
         ("IQ4_XS", 8, 32, False),
+        ("MXFP4", 5, 32, False),
     ],
 )
 def test_no_number_changes(
@@ -69,6 +70,18 @@ def test_kinds_that_are_merged_keep_their_numbers(tmp_path: Path) -> None:
     assert [each.group_len for each in merged] == [16, 16]
     for before, after in zip((first, second), merged, strict=True):
         assert torch.equal(after.dense(), before.dense())
+
+
+def test_powers_of_two_that_no_float16_has_stay_as_they_are(tmp_path: Path) -> None:
+    model = small_model("llama", num_hidden_layers=1)
+    model.model.layers[0].mlp.down_proj.weight.data[:, :32] *= 2.0**-60
+    convert(write_gguf(tmp_path / "model.gguf", model, Kind.MXFP4), tmp_path)
+    file = GgufFile.of_folder(tmp_path)
+    assert file is not None
+    (packed,) = alike([stored_in(file, _DOWN)])
+    assert packed.scales.values.dtype == torch.float32
+    assert torch.equal(packed.dense(), file.get_tensor(_DOWN))
+    assert packed.dense()[:, :32].any()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +125,7 @@ def test_other_kinds_are_dequantized_to_bfloat16_and_named(
         ("Q4_K", 4.625),
         ("Q6_K", 6.5625),
         ("IQ4_XS", 8.3125),
+        ("MXFP4", 5.5),
         ("F16", 32),
     ],
 )

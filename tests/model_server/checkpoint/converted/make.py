@@ -53,6 +53,23 @@ _LEN = {
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 # By the model's type.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        **_LEN,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "qwen3_moe": {**_LEN, **_EXPERTS, "norm_topk_prob": True},
 }
 
