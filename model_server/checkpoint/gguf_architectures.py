@@ -43,6 +43,8 @@ class Architecture:
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
     norms_plus_one:   norms have what the class adds to them
     experts_turned:   in the class they have inputs first, and gate and up in turns
+    local_theta:      of rotations in layers with a window, where the file does not say; None: as
+                      in the others
     """
 
     model_type: str
@@ -52,6 +54,7 @@ class Architecture:
     is_interleaved: bool = False
     norms_plus_one: bool = False
     experts_turned: bool = False
+    local_theta: float | None = None
 
 
 # By the file's word.
@@ -74,10 +77,9 @@ ARCHITECTURES = {
         experts_turned=True,
     ),
     "gemma2": Architecture("gemma2", norms_plus_one=True),
-    "gemma3": Architecture(
-        "gemma3_text",
-        settings={"rope.freq_base_swa": "rope_local_base_freq"},
-        norms_plus_one=True,
+    "gemma3": Architecture("gemma3_text", norms_plus_one=True, local_theta=10000.0),
+    "phi3": Architecture(
+        "phi3",
+        settings={"rope.scaling.original_context_length": "original_max_position_embeddings"},
     ),
-    "phi3": Architecture("phi3"),
 }

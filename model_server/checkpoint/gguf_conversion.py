@@ -52,8 +52,10 @@ _KNOWN_OTHERWISE = frozenset(
         "attention.value_length",
         "rope.dimension_count",
         "rope.freq_base",
+        "rope.freq_base_swa",
         "rope.scaling.type",
         "rope.scaling.factor",
+        "rope.scaling.attn_factor",
         "rope.scaling.original_context_length",
         "rope.scaling.finetuned",
         *_YARN,
@@ -68,6 +70,8 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 _FREQUENCIES = "rope_freqs.weight"
+_LONG_FACTORS = "rope_factors_long.weight"
+_SHORT_FACTORS = "rope_factors_short.weight"
 
 
 class _Source:
@@ -139,13 +143,12 @@ def _config(source: _Source) -> dict[str, Any]:
     head_dim = source.value("attention.key_length") or config["hidden_size"] // num_heads
     config["head_dim"] = head_dim
     config.setdefault("num_key_value_heads", num_heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
-        length = source.value(key) or head_dim
-        if length != head_dim:
-            raise ModelRefused(
-                f"{source.architecture}.{key} {length}: heads of {head_dim} are rotated whole and"
-                " have values of as many numbers, or are not served"
-            )
+    value_dim = source.value("attention.value_length") or head_dim
+    if value_dim != head_dim:
+        raise ModelRefused(
+            f"{source.architecture}.attention.value_length {value_dim}: heads of {head_dim} have"
+            " values of as many numbers, or are not served"
+        )
     last_name = f"blk.{config['num_hidden_layers'] - 1}.attn_norm.weight"
     for name in ("token_embd.weight", last_name):
         if name not in source.tensors:
@@ -157,8 +160,8 @@ def _config(source: _Source) -> dict[str, Any]:
             config[name] = f"blk.0.{tensor_name}" in source.tensors
     if hasattr(of_class, "query_pre_attn_scalar"):
         config["query_pre_attn_scalar"] = _scale_of_queries(config)
-    config |= _rope(source, config) | _named_tokens(source)
-    return config
+    config["rope_parameters"] = _rope(source, config, of_class)
+    return config | _named_tokens(source)
 
 
 def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
@@ -191,24 +194,62 @@ def _scale_of_queries(config: Mapping[str, Any]) -> int:
     return int(width if is_largest else config["head_dim"])
 
 
-def _rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
-    theta = source.value("rope.freq_base")
-    base = {} if theta is None else {"rope_theta": theta}
+def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str, Any]:
+    """Of all layers, or by their types where the class has it so."""
+    theta = source.value("rope.freq_base") or 10000.0
+    rope = {"rope_type": "default", "rope_theta": theta} | _scaling(source, config)
+    head_dim = config["head_dim"]
+    rotated = source.value("rope.dimension_count") or head_dim
+    if "partial_rotary_factor" in of_class.rope_parameters:
+        rope["partial_rotary_factor"] = rotated / head_dim
+    elif rotated != head_dim:
+        raise ModelRefused(
+            f"{source.architecture}.rope.dimension_count {rotated}: {source.rules.model_type} of"
+            f" transformers rotates heads of {head_dim} whole"
+        )
+    local_theta = source.value("rope.freq_base_swa") or source.rules.local_theta or theta
+    if "full_attention" in of_class.rope_parameters:
+        local = {"rope_type": "default", "rope_theta": local_theta}
+        return {"full_attention": rope, "sliding_attention": local}
+    if local_theta != theta:
+        raise ModelRefused(
+            f"{source.architecture}.rope.freq_base_swa {local_theta}: {source.rules.model_type} of"
+            f" transformers rotates all layers by {theta}"
+        )
+    return rope
+
+
+def _scaling(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """How rotations are scaled: what rope_parameters have of it."""
     kind = source.value("rope.scaling.type") or "none"
     factor = source.value("rope.scaling.factor")
-    if _FREQUENCIES in source.tensors:
-        return base | {"rope_scaling": _llama3_rope(source, config)}
-    if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
-        return base
-    if kind == "linear":
-        return base | {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     original_len = source.value("rope.scaling.original_context_length")
+    of_attention = source.value("rope.scaling.attn_factor")
+    if _LONG_FACTORS in source.tensors:
+        # Phi-3's files have no type.
+        if kind not in ("none", "longrope"):
+            raise ModelRefused(f"{_LONG_FACTORS}: is not served with {kind}")
+        return {
+            "rope_type": "longrope",
+            "long_factor": source.tensors[_LONG_FACTORS].data.tolist(),
+            "short_factor": source.tensors[_SHORT_FACTORS].data.tolist(),
+            "attention_factor": of_attention,
+            "original_max_position_embeddings": original_len,
+        }
+    if of_attention not in (None, 1.0):
+        raise ModelRefused(f"{source.architecture}.rope.scaling.attn_factor: is not served")
+    if _FREQUENCIES in source.tensors:
+        return _llama3_rope(source, config)
+    if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor and original_len:
         scaling = {"rope_type": "yarn", "factor": factor}
         scaling["original_max_position_embeddings"] = original_len
         told = {name: source.value(key) for key, name in _YARN.items()}
         scaling |= {name: value for name, value in told.items() if value is not None}
-        return base | {"rope_scaling": {**scaling, **source.rules.rope}}
+        return {**scaling, **source.rules.rope}
     raise ModelRefused(f"{source.architecture}.rope.scaling.type {kind!r} is not served")
 
 
@@ -247,7 +288,7 @@ def _placed(
     (architecture,) = [a for a, name in MODEL_ARCH_NAMES.items() if name == source.architecture]
     names = get_tensor_name_map(MODEL_ARCH(architecture), config.num_hidden_layers)
     placed: dict[str, GgufTensor] = {}
-    unused = set(source.tensors) - {_FREQUENCIES}
+    unused = set(source.tensors) - {_FREQUENCIES, _LONG_FACTORS, _SHORT_FACTORS}
     for name, shape in shapes.items():
         stored_names = _stored_names(names, name)
         for stored_name in stored_names:

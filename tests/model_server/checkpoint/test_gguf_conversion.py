@@ -137,7 +137,7 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"split__count": 2}, "one of 2 parts"),
         ({"blk__0__other": np.ones(4, np.float32)}, r"1 tensors .* as blk\.0\.other"),
         ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
-        ({"llama__rope__dimension_count": 8}, r"rope\.dimension_count 8: heads of 32 .* whole"),
+        ({"llama__rope__dimension_count": 8}, r"dimension_count 8: llama .* heads of 32 whole"),
         ({"llama__block_count": 10**6}, r"lacks blk\.999999\.attn_norm\.weight"),
         ({"llama__embedding_length": "four"}, "'hidden_size' expected int, got str"),
         ({"llama__logit_scale": 2}, r"llama\.logit_scale 2: is not known"),

@@ -25,12 +25,18 @@ from tokenizers.pre_tokenizers import ByteLevel
 FOLDER = Path(__file__).parent
 VOCAB_SIZE = 288
 PROMPT = [3 + 7 * index % 250 for index in range(24)]
-# The converter knows tokenizers by what they make of a text, and none of 288 tokens.
+# The converter knows tokenizers by what they make of a text, and none of 288 tokens. Of some
+# families it asks for sentencepiece's, or for tokens by their names.
 _CONVERTER = """
 import runpy, sys
 folder = sys.argv.pop(1)
 sys.path[:0] = [folder, folder + "/gguf-py"]
 from conversion.base import TextModel
+class_made = TextModel.__init_subclass__.__func__
+def with_own_vocabulary(cls):
+    class_made(cls)
+    cls.set_vocab = TextModel._set_vocab_gpt2
+TextModel.__init_subclass__ = classmethod(with_own_vocabulary)
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 sys.argv[0] = folder + "/convert_hf_to_gguf.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -50,8 +56,19 @@ _LEN = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
 }
+# Of the families whose heads are hidden_size / num_attention_heads long.
+_SPLIT = {**_LEN, "num_attention_heads": 2, "num_key_value_heads": 1}
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
-# By the model's type.
+# Phi-4-mini's, in small.
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 20000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.3 * index for index in range(6)],
+    "long_factor": [2.0 + 3.0 * index for index in range(6)],
+    "original_max_position_embeddings": 64,
+}
+# By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         **_LEN,
@@ -71,6 +88,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "qwen3_moe": {**_LEN, **_EXPERTS, "norm_topk_prob": True},
+    "phi3-longrope": {
+        **_SPLIT,
+        "rope_parameters": _LONGROPE,
+        "original_max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    },
 }
 
 
