@@ -33,8 +33,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_server import zoo
 from model_server.checkpoint.gguf_architectures import ARCHITECTURES, REQUIRED, SETTINGS
-from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor, StoredRows
-from model_server.checkpoint.gguf_parameters import PACKED_KINDS, PLAIN_KINDS
+from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor
+from model_server.checkpoint.gguf_kinds import PACKED_KINDS, PLAIN_KINDS, StoredRows
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
 from processes.gguf_cache import DESCRIPTION

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
+from model_server.checkpoint.gguf_kinds import StoredRows
 from model_server.errors import CheckpointBroken
 
 GGUF_INDEX_NAME = "gguf_index.json"
@@ -77,30 +77,14 @@ class GgufTensor:
         return cls(**{**content, "shape": tuple(content["shape"]), "parts": parts})
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRows:
-    """A tensor's rows [num_rows, row_bytes] in blocks of the file's own `kind`."""
-
-    kind: str
-    rows: npt.NDArray[np.uint8]
-
-    def numbers(self) -> npt.NDArray[np.float32]:
-        """[num_rows, row_len], exact in float32."""
-        kind = GGMLQuantizationType[self.kind]
-        if kind == GGMLQuantizationType.F32:
-            return self.rows.view(np.float32)
-        if kind == GGMLQuantizationType.F16:
-            return self.rows.view(np.float16).astype(np.float32)
-        return dequantize(self.rows, kind)
-
-
 class GgufFile:
     """The tensors of one file. What is given is valid as long as nobody writes to the file."""
 
     def __init__(self, path: Path, tensors: Mapping[str, GgufTensor]) -> None:
         self.path = path
         self.tensors = tensors
-        self._bytes: npt.NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        self._bytes: npt.NDArray[np.uint8] = mapped.view(np.ndarray)
 
     @classmethod
     def of_folder(cls, folder: Path) -> "GgufFile | None":
@@ -146,8 +130,10 @@ class GgufFile:
         tensor = self.tensors[name]
         parts = []
         for part in tensor.parts:
-            numbers = self.stored(part).numbers() - np.float32(part.subtrahend)
-            parts.append(torch.from_numpy(numbers.reshape(part.shape)))
+            numbers = self.stored(part).numbers()
+            if part.subtrahend:
+                numbers -= part.subtrahend
+            parts.append(numbers.reshape(part.shape))
         axis = tensor.axis
         if tensor.in_turns:
             joined = torch.stack(parts, axis + 1).flatten(axis, axis + 1)

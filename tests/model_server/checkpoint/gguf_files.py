@@ -10,9 +10,11 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
+from model_server.checkpoint.gguf_conversion import convert
 from model_server.checkpoint.gguf_file import GgufFile
 
 VOCAB_SIZE = 256
+DOWN = "model.layers.0.mlp.down_proj.weight"  # of a Llama
 _LEN = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 128,
@@ -121,6 +123,17 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def file_of(folder: Path, kind: str, **metadata: Any) -> GgufFile:
+    """Of a Llama of one layer, its matrices in `kind`."""
+    is_wide = gguf.GGML_QUANT_SIZES[Kind[kind]][0] == 256
+    wide = {"hidden_size": 256, "intermediate_size": 512} if is_wide else {}
+    model = small_model("llama", num_hidden_layers=1, **wide)
+    convert(write_gguf(folder / "model.gguf", model, Kind[kind], **metadata), folder)
+    file = GgufFile.of_folder(folder)
+    assert file is not None
+    return file
 
 
 def requantized(source: Path, target: Path, kind: Kind) -> Path:

@@ -2,29 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Kind
 
-from model_server.checkpoint.gguf_conversion import convert
 from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME, GgufFile
 from model_server.errors import CheckpointBroken
-from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
+from tests.model_server.checkpoint.gguf_files import file_of
 
 _KINDS = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q8_0 Q2_K Q4_K Q5_K Q6_K".split()
-
-
-def file_of(folder: Path, kind: str, **more: Any) -> GgufFile:
-    wide = {"hidden_size": 256, "intermediate_size": 512} if kind.endswith("_K") else {}
-    model = small_model("llama", num_hidden_layers=1, **wide)
-    convert(write_gguf(folder / "model.gguf", model, Kind[kind], **more), folder)
-    file = GgufFile.of_folder(folder)
-    assert file is not None
-    return file
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -56,7 +44,7 @@ def test_stored_rows_stay_in_the_form_of_the_file(tmp_path: Path) -> None:
     assert stored.kind == "Q4_1"
     assert stored.rows.dtype == np.uint8
     assert stored.rows.shape == (128, 128 // 32 * 20)
-    assert torch.equal(torch.from_numpy(stored.numbers()), file.get_tensor(name))
+    assert torch.equal(stored.numbers(), file.get_tensor(name))
 
 
 def test_a_file_that_changed_since_it_was_read_is_refused(tmp_path: Path) -> None:
