@@ -40,6 +40,8 @@ class Architecture:
     settings:         names in config.json that are others than SETTINGS has, or more
     constants:        what the class must be told and no file says
     rope:             the same of a scaled rotation
+    names:            parts of parameters' names that `gguf` knows by others
+    with_experts:     what it is where a file has experts
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
     norms_plus_one:   norms have what the class adds to them
     experts_turned:   in the class they have inputs first, and gate and up in turns
@@ -51,6 +53,8 @@ class Architecture:
     settings: Mapping[str, str] = field(default_factory=_nothing)
     constants: Mapping[str, Any] = field(default_factory=_nothing)
     rope: Mapping[str, Any] = field(default_factory=_nothing)
+    names: Mapping[str, str] = field(default_factory=_nothing)
+    with_experts: "Architecture | None" = None
     is_interleaved: bool = False
     norms_plus_one: bool = False
     experts_turned: bool = False
@@ -59,8 +63,22 @@ class Architecture:
 
 # By the file's word.
 ARCHITECTURES = {
-    "llama": Architecture("llama", is_interleaved=True),
+    "llama": Architecture(
+        "llama",
+        is_interleaved=True,
+        with_experts=Architecture(
+            "mixtral", settings={"expert_count": "num_local_experts"}, is_interleaved=True
+        ),
+    ),
     "qwen2": Architecture("qwen2"),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        settings={
+            "expert_count": "num_experts",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        constants={"norm_topk_prob": False},
+    ),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture(
         "qwen3_moe",
@@ -75,6 +93,23 @@ ARCHITECTURES = {
         },
         rope={"truncate": False},
         experts_turned=True,
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        settings={
+            "expert_count": "num_local_experts",
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "logit_scale": "logits_scaling",
+            "residual_scale": "residual_multiplier",
+        },
+        names={".block_sparse_moe.": ".mlp."},
+        is_interleaved=True,
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        settings={"expert_count": "num_experts"},
+        constants={"norm_topk_prob": False},
     ),
     "gemma2": Architecture("gemma2", norms_plus_one=True),
     "gemma3": Architecture("gemma3_text", norms_plus_one=True, local_theta=10000.0),

@@ -32,7 +32,12 @@ from transformers import CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_server import zoo
-from model_server.checkpoint.gguf_architectures import ARCHITECTURES, REQUIRED, SETTINGS
+from model_server.checkpoint.gguf_architectures import (
+    ARCHITECTURES,
+    REQUIRED,
+    SETTINGS,
+    Architecture,
+)
 from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor
 from model_server.checkpoint.gguf_kinds import PACKED_KINDS, PLAIN_KINDS, StoredRows
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
@@ -101,6 +106,8 @@ class _Source:
                 f" {', '.join(ARCHITECTURES)} are served; serve the model's safetensors"
             )
         self.rules = ARCHITECTURES[self.architecture]
+        if self.rules.with_experts is not None and self.value("expert_count"):
+            self.rules = self.rules.with_experts
 
     def own_names(self) -> list[str]:
         """Of the architecture's own metadata."""
@@ -290,7 +297,7 @@ def _placed(
     placed: dict[str, GgufTensor] = {}
     unused = set(source.tensors) - {_FREQUENCIES, _LONG_FACTORS, _SHORT_FACTORS}
     for name, shape in shapes.items():
-        stored_names = _stored_names(names, name)
+        stored_names = _stored_names(names, source.rules, name)
         for stored_name in stored_names:
             if stored_name not in unused:
                 raise ModelRefused(f"lacks {stored_name}, which its architecture has")
@@ -303,8 +310,10 @@ def _placed(
     return placed
 
 
-def _stored_names(names: TensorNameMap, name: str) -> list[str]:
+def _stored_names(names: TensorNameMap, rules: Architecture, name: str) -> list[str]:
     """Of the file's tensors that a parameter is made of."""
+    for own, known in rules.names.items():
+        name = name.replace(own, known)
     wanted = [name]
     # In a class some names have no end, as those of all experts' weights.
     if not name.endswith((".weight", ".bias")):
@@ -326,7 +335,8 @@ def _tensor(
     joined[axis] = sum(part.shape[axis] for part in parts)
     if inputs_first:
         joined[1:] = reversed(joined[1:])
-    if tuple(joined) != shape:
+    # A row alone is stored as a vector.
+    if [n for n in joined if n != 1] != [n for n in shape if n != 1]:
         raise ModelRefused(
             f"{' and '.join(stored_names)} has the shape {joined}, and by its metadata the model's"
             f" is {list(shape)}"

@@ -70,6 +70,38 @@ _LONGROPE = {
 }
 # By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral": {
+        **_LEN,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+    },
+    "qwen2_moe": {
+        **_SPLIT,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+    },
+    "granitemoe": {
+        **_SPLIT,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.6,
+        "tie_word_embeddings": True,
+    },
+    "olmoe": {
+        **_SPLIT,
+        "intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+    },
     "gpt_oss": {
         **_LEN,
         "intermediate_size": 32,
