@@ -6,7 +6,7 @@ converter writes it: https://github.com/ggml-org/llama.cpp/tree/master/conversio
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +47,8 @@ class Architecture:
     experts_turned:   in the class they have inputs first, and gate and up in turns
     local_theta:      of rotations in layers with a window, where the file does not say; None: as
                       in the others
+    mixer:            what layer_types call a layer without attention
+    first_heads_first: of a delta rule's values, the first one of each key, then the second ones
     """
 
     model_type: str
@@ -59,8 +61,28 @@ class Architecture:
     norms_plus_one: bool = False
     experts_turned: bool = False
     local_theta: float | None = None
+    mixer: str | None = None
+    first_heads_first: bool = False
 
 
+_DELTA = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_SHARED_EXPERT = {
+    "expert_count": "num_experts",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_QWEN35 = Architecture(
+    "qwen3_5_text",
+    settings=_DELTA,
+    names={".dt_bias": ".dt_proj.bias"},
+    norms_plus_one=True,
+    mixer="linear_attention",
+    first_heads_first=True,
+)
 # By the file's word.
 ARCHITECTURES = {
     "llama": Architecture(
@@ -117,4 +139,6 @@ ARCHITECTURES = {
         "phi3",
         settings={"rope.scaling.original_context_length": "original_max_position_embeddings"},
     ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(_QWEN35, model_type="qwen3_5_moe_text", settings=_DELTA | _SHARED_EXPERT),
 }

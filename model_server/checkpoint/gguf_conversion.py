@@ -65,6 +65,13 @@ _KNOWN_OTHERWISE = frozenset(
         "rope.scaling.finetuned",
         *_YARN,
         "tensor_data_layout",
+        # Which layers have no attention.
+        "attention.recurrent_layers",
+        "full_attention_interval",
+        "ssm.inner_size",
+        # A text's positions are the same in all sections.
+        "rope.dimension_sections",
+        "nextn_predict_layers",
     )
 )
 # Llama 3's scale of rotations, of which a file has only what it does to each frequency.
@@ -109,6 +116,11 @@ class _Source:
         if self.rules.with_experts is not None and self.value("expert_count"):
             self.rules = self.rules.with_experts
 
+    @property
+    def num_draft_layers(self) -> int:
+        """Behind the others, that the classes leave out."""
+        return self.value("nextn_predict_layers") or 0
+
     def own_names(self) -> list[str]:
         """Of the architecture's own metadata."""
         start = f"{self.architecture}."
@@ -143,9 +155,13 @@ def _config(source: _Source) -> dict[str, Any]:
     of_class = CONFIG_MAPPING[rules.model_type]()
     config: dict[str, Any] = {"model_type": rules.model_type, **rules.constants}
     config |= _settings(source, of_class)
-    unlike = [name for name, value in config.items() if isinstance(value, list)]
-    if unlike:
-        raise ModelRefused(f"{unlike[0]} differs between layers")
+    config["num_hidden_layers"] -= source.num_draft_layers
+    if rules.mixer is not None:
+        attends = _attending_layers(source, config["num_hidden_layers"])
+        config["layer_types"] = ["full_attention" if each else rules.mixer for each in attends]
+    if "linear_num_value_heads" in config:
+        inner_len = source.value("ssm.inner_size")
+        config["linear_value_head_dim"] = inner_len // config["linear_num_value_heads"]
     num_heads = config["num_attention_heads"]
     head_dim = source.value("attention.key_length") or config["hidden_size"] // num_heads
     config["head_dim"] = head_dim
@@ -187,11 +203,33 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
                     f"{source.architecture}.{key} {value!r}: {source.rules.model_type} of"
                     f" transformers has no {names[key]}"
                 )
-            config[names[key]] = value
+            config[names[key]] = _of_all_layers(source, names[key], value)
     for key in REQUIRED:
         if names[key] not in config:
             raise ModelRefused(f"has no {source.architecture}.{key}")
     return config
+
+
+def _of_all_layers(source: _Source, name: str, value: Any) -> Any:
+    """The number of those that have any. Raises ModelRefused where they have unlike ones."""
+    if not isinstance(value, list):
+        return value
+    numbers = set(value) - ({0} if source.rules.mixer else set())
+    if len(numbers) != 1:
+        raise ModelRefused(f"{name} differs between layers")
+    return numbers.pop()
+
+
+def _attending_layers(source: _Source, num_layers: int) -> list[bool]:
+    """Whether each has attention: by its keys, by a list, or it is one of so many."""
+    num_kv_heads = source.value("attention.head_count_kv")
+    recurrent = source.value("attention.recurrent_layers")
+    if isinstance(num_kv_heads, list):
+        return [number > 0 for number in num_kv_heads[:num_layers]]
+    if recurrent is not None:
+        return [not each for each in recurrent[:num_layers]]
+    interval = source.value("full_attention_interval") or 4
+    return [index % interval == interval - 1 for index in range(num_layers)]
 
 
 def _scale_of_queries(config: Mapping[str, Any]) -> int:
@@ -293,9 +331,13 @@ def _placed(
 ) -> dict[str, GgufTensor]:
     """Each of the model's parameters in the file. Raises ModelRefused unless all of both agree."""
     (architecture,) = [a for a, name in MODEL_ARCH_NAMES.items() if name == source.architecture]
-    names = get_tensor_name_map(MODEL_ARCH(architecture), config.num_hidden_layers)
+    num_layers = config.num_hidden_layers
+    names = get_tensor_name_map(MODEL_ARCH(architecture), num_layers)
     placed: dict[str, GgufTensor] = {}
-    unused = set(source.tensors) - {_FREQUENCIES, _LONG_FACTORS, _SHORT_FACTORS}
+    drafts = range(num_layers, num_layers + source.num_draft_layers)
+    factors = (_FREQUENCIES, _LONG_FACTORS, _SHORT_FACTORS)
+    left_out = (*factors, *(f"blk.{index}." for index in drafts))
+    unused = {name for name in source.tensors if not name.startswith(left_out)}
     for name, shape in shapes.items():
         stored_names = _stored_names(names, source.rules, name)
         for stored_name in stored_names:
@@ -316,7 +358,7 @@ def _stored_names(names: TensorNameMap, rules: Architecture, name: str) -> list[
         name = name.replace(own, known)
     wanted = [name]
     # In a class some names have no end, as those of all experts' weights.
-    if not name.endswith((".weight", ".bias")):
+    if not name.endswith((".weight", ".bias", ".A_log")):
         stem, end = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
         wanted = [stem + end]
         if stem.endswith(".gate_up_proj"):
@@ -335,7 +377,7 @@ def _tensor(
     joined[axis] = sum(part.shape[axis] for part in parts)
     if inputs_first:
         joined[1:] = reversed(joined[1:])
-    # A row alone is stored as a vector.
+    # A row alone is stored as a vector, and a convolution's inputs, of one each, are left out.
     if [n for n in joined if n != 1] != [n for n in shape if n != 1]:
         raise ModelRefused(
             f"{' and '.join(stored_names)} has the shape {joined}, and by its metadata the model's"
@@ -352,14 +394,39 @@ def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
         num_heads = config.num_attention_heads
     if rules.is_interleaved and ".attn_k." in stored_name:
         num_heads = config.num_key_value_heads
-    is_more = rules.norms_plus_one and stored_name.endswith("norm.weight")
+    # But for those of gated delta rules.
+    is_norm = stored_name.endswith("norm.weight") and ".ssm_norm." not in stored_name
+    turned_rows = turned_columns = None
+    if rules.first_heads_first:
+        turned_rows, turned_columns = _turned_value_heads(config, stored_name)
     return GgufPart(
         kind=stored.tensor_type.name,
         shape=tuple(map(int, reversed(stored.shape))),
         offset=int(stored.data_offset),
         num_heads=num_heads,
-        subtrahend=float(is_more),
+        turned_rows=turned_rows,
+        turned_columns=turned_columns,
+        subtrahend=float(rules.norms_plus_one and is_norm),
+        negative_exp=stored_name.endswith(".ssm_a"),
     )
+
+
+def _turned_value_heads(
+    config: Any, stored_name: str
+) -> tuple[tuple[int, int, int] | None, tuple[int, int] | None]:
+    """See GgufPart: where the class has all heads of a key, the file has one of each key."""
+    num_keys = config.linear_num_key_heads
+    num_each = config.linear_num_value_heads // num_keys
+    kind = stored_name.split(".")[2:3]
+    if num_each == 1:
+        return None, None
+    if kind == ["ssm_out"]:
+        return None, (num_keys, num_each)
+    if kind in (["attn_qkv"], ["ssm_conv1d"]):
+        return (2 * num_keys * config.linear_key_head_dim, num_keys, num_each), None
+    if kind in (["attn_gate"], ["ssm_alpha"], ["ssm_beta"], ["ssm_a"], ["ssm_dt"]):
+        return (0, num_keys, num_each), None
+    return None, None
 
 
 def _require_readable(kinds: Iterable[str]) -> None:

@@ -32,16 +32,23 @@ GGUF_INDEX_NAME = "gguf_index.json"
 class GgufPart:
     """One of the file's tensors. `kind` in the format's own words, as "Q4_1".
 
-    shape:       outputs before inputs, and before them experts
-    num_heads:   whose rows the file interleaves for rotation by neighbours; None: as the class has
-    subtrahend:  what the file has added to each number
+    shape:           outputs before inputs, and before them experts
+    num_heads:       whose rows the file interleaves for rotation by neighbours; None: as the class
+    turned_rows:     a start and two counts, n and m: behind the start the class has n times m
+                     runs of rows, which the file has as m times n
+    turned_columns:  n and m, of runs of inputs
+    subtrahend:      what the file has added to each number
+    negative_exp:    the file has -exp of each number
     """
 
     kind: str
     shape: tuple[int, ...]
     offset: int
     num_heads: int | None = None
+    turned_rows: tuple[int, int, int] | None = None
+    turned_columns: tuple[int, int] | None = None
     subtrahend: float = 0.0
+    negative_exp: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -72,9 +79,14 @@ class GgufTensor:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "GgufTensor":
         parts = tuple(
-            GgufPart(**{**part, "shape": tuple(part["shape"])}) for part in content["parts"]
+            GgufPart(**{name: _frozen(value) for name, value in part.items()})
+            for part in content["parts"]
         )
         return cls(**{**content, "shape": tuple(content["shape"]), "parts": parts})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 class GgufFile:
@@ -112,18 +124,23 @@ class GgufFile:
         return iter(self.tensors)
 
     def stored(self, part: GgufPart, expert: int | None = None) -> StoredRows:
-        """In the order of the class's rows; `subtrahend` is still to be taken away."""
+        """In the order of the class's rows; inputs and numbers are still the file's."""
         of_part = self._bytes[part.offset : part.offset + part.num_bytes]
         shape = part.shape
         if expert is not None:
             of_part = of_part.reshape(shape[0], -1)[expert]
             shape = shape[1:]
         num_rows = math.prod(shape[:-1])
-        if part.num_heads is None:
-            return StoredRows(part.kind, of_part.reshape(num_rows, -1))
-        half_len = shape[0] // part.num_heads // 2
-        by_pair = of_part.reshape(part.num_heads, half_len, 2, -1)
-        return StoredRows(part.kind, by_pair.swapaxes(1, 2).reshape(num_rows, -1))
+        rows = of_part.reshape(num_rows, -1)
+        if part.num_heads is not None:
+            half_len = shape[0] // part.num_heads // 2
+            by_pair = of_part.reshape(part.num_heads, half_len, 2, -1)
+            rows = by_pair.swapaxes(1, 2).reshape(num_rows, -1)
+        if part.turned_rows is not None:
+            start, n, m = part.turned_rows
+            turned = rows[start:].reshape(m, n, -1).swapaxes(0, 1)
+            rows = np.concatenate([rows[:start], turned.reshape(num_rows - start, -1)])
+        return StoredRows(part.kind, rows)
 
     def get_tensor(self, name: str) -> Tensor:
         """In float32 and memory of its own."""
@@ -133,7 +150,13 @@ class GgufFile:
             numbers = self.stored(part).numbers()
             if part.subtrahend:
                 numbers -= part.subtrahend
-            parts.append(numbers.reshape(part.shape))
+            if part.negative_exp:
+                numbers = (-numbers).log()
+            numbers = numbers.reshape(part.shape)
+            if part.turned_columns is not None:
+                n, m = part.turned_columns
+                numbers = numbers.unflatten(1, (m, n, -1)).transpose(1, 2).flatten(1)
+            parts.append(numbers)
         axis = tensor.axis
         if tensor.in_turns:
             joined = torch.stack(parts, axis + 1).flatten(axis, axis + 1)

@@ -68,7 +68,11 @@ class GgufParameters(GroupedParameters):
         tensor = self._file.tensors[self._names[name]]
         if len(tensor.shape) > 2 or len(tensor.parts) > 1:
             return None
-        return grouped_weight(self._file.stored(tensor.parts[0]))
+        (part,) = tensor.parts
+        weight = grouped_weight(self._file.stored(part))
+        if weight is None or part.turned_columns is None:
+            return weight
+        return weight.with_turned_inputs(*part.turned_columns)
 
     def grouped_expert(self, name: str, index: int) -> tuple[GroupedWeight, ...]:
         """See GroupedParameters."""

@@ -41,6 +41,10 @@ class GroupValues:
         """The same, each for so many groups."""
         return replace(self, values=self.values.repeat_interleave(times, 1))
 
+    def with_turned_inputs(self, n: int, m: int) -> "GroupValues":
+        """See GroupedWeight.with_turned_inputs."""
+        return GroupValues(_turned(self.floats(), n, m))
+
     def __mul__(self, number: int) -> "GroupValues":
         factors = None if self.factors is None else self.factors * number
         # What is too large for a half is kept as floats.
@@ -122,6 +126,18 @@ class GroupedWeight:
             minimums=None if minimums is None else minimums.in_shorter_groups(times),
         )
 
+    def with_turned_inputs(self, n: int, m: int) -> "GroupedWeight | None":
+        """The same, of m times n runs of inputs n times m; None: a run is of no whole groups."""
+        minimums = self.minimums
+        if self.shape[1] % (n * m * self.group_len):
+            return None
+        return replace(
+            self,
+            numbers=_turned(self.numbers, n, m),
+            scales=self.scales.with_turned_inputs(n, m),
+            minimums=None if minimums is None else minimums.with_turned_inputs(n, m),
+        )
+
     def with_minimums(self) -> "GroupedWeight":
         """The same with minimums of its own."""
         return replace(self, minimums=self._all_minimums(), zero=0)
@@ -133,6 +149,10 @@ class GroupedWeight:
 
     def _all_minimums(self) -> GroupValues:
         return self.scales * -self.zero if self.minimums is None else self.minimums
+
+
+def _turned(columns: Tensor, n: int, m: int) -> Tensor:
+    return columns.unflatten(1, (m, n, -1)).transpose(1, 2).flatten(1)
 
 
 def group_len_of(length: int) -> int | None:

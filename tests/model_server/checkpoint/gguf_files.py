@@ -1,6 +1,8 @@
 """Small GGUF files, written as llama.cpp's converter writes them, of models with random weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -136,18 +138,27 @@ def file_of(folder: Path, kind: str, **metadata: Any) -> GgufFile:
     return file
 
 
-def requantized(source: Path, target: Path, kind: Kind) -> Path:
-    """The same file with its matrices in `kind`, but for those of routers and biases."""
+def requantized(
+    source: Path, target: Path, kind: Kind, changed: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
+    """The same file with matrices in `kind`, but for those of routers, biases and convolutions.
+
+    changed: metadata by name, None: left out
+    """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
+        value = changed.get(name, field.contents())
+        is_own = not name.startswith("GGUF.") and name != "general.architecture"
+        if is_own and value is not None:
             item_type = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], item_type)
+            writer.add_key_value(name, value, field.types[0], item_type)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         is_plain = (
-            values.ndim == 1 or "ffn_gate_inp" in tensor.name or tensor.name.endswith(".bias")
+            values.ndim == 1
+            or tensor.name.endswith(".bias")
+            or any(part in tensor.name for part in ("ffn_gate_inp", "conv"))
         )
         of_kind = Kind.F32 if is_plain else kind
         writer.add_tensor(tensor.name, gguf.quantize(values, of_kind), raw_dtype=of_kind)

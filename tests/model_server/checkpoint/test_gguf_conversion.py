@@ -15,7 +15,7 @@ from model_server.checkpoint.gguf_conversion import convert, main
 from model_server.engine.distributed import World
 from model_server.errors import ModelRefused
 from model_server.loading import load_model
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
 from tests.model_server.checkpoint.converted import make as converted
 from tests.model_server.checkpoint.gguf_files import (
     CONFIGS,
@@ -37,11 +37,12 @@ def answer(folder: Path, prompt: list[int] = PROMPT) -> tuple[torch.Tensor, list
     settings = ModelSettings(folder, CPU, dtype="float32", activation_bits=16)
     model = load_model(settings, World())
     assert model.fallback_reason is None
-    model.allocate(8)
+    model.allocate(8, 2)
+    state = StateStep(None, 1) if model.state_bytes else None
     token_ids = list(prompt)
     rows: list[torch.Tensor] = []
     for _ in range(NUM_TOKENS):
-        step = SequenceStep(token_ids, 0, range(4), len(token_ids))
+        step = SequenceStep(token_ids, 0, range(4), len(token_ids), state)
         inputs = StepInputs.build([step], block_size=16, scratch_block_id=7, device=CPU)
         rows.append(model.forward(inputs)[-1].clone())
         token_ids.append(int(rows[-1].argmax()))
@@ -82,6 +83,15 @@ def test_what_the_converter_writes_is_multiplied_in_groups_where_it_is_quantized
     convert(requantized(path, tmp_path / "model.gguf", Kind.Q8_0), tmp_path)
     settings = ModelSettings(tmp_path, CPU, dtype="float32", activation_bits=16)
     assert load_model(settings, World()).executor.startswith("dense, Q8_0, ")
+
+
+def test_layers_with_attention_may_be_given_by_their_distance(tmp_path: Path) -> None:
+    path = converted.FOLDER / "qwen3_5_text.gguf"
+    expected = json.loads(path.with_suffix(".json").read_text())
+    changed = {"qwen35.attention.recurrent_layers": None, "qwen35.full_attention_interval": 2}
+    convert(requantized(path, tmp_path / "model.gguf", Kind.BF16, changed), tmp_path)
+    logits, _ = answer(tmp_path, expected["prompt"])
+    assert torch.allclose(logits, torch.tensor(expected["logits"]), atol=5e-4)
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])

@@ -1,13 +1,32 @@
 """What a GGUF file has is given in its own form, and what it takes is known before."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from model_server.checkpoint.check import ModelSettings, check_checkpoint
+from model_server.checkpoint.gguf_file import GgufFile
 from model_server.checkpoint.gguf_parameters import GgufParameters
 from tests.model_server.checkpoint.gguf_files import DOWN, file_of
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_no_number_changes_where_runs_of_inputs_are_in_another_order(
+    kind: str, tmp_path: Path
+) -> None:
+    file = file_of(tmp_path, kind)
+    tensor = file.tensors[DOWN]
+    in_order = file.get_tensor(DOWN)
+    num_runs = in_order.shape[1] // 32
+    turned = replace(tensor, parts=(replace(tensor.parts[0], turned_columns=(num_runs // 2, 2)),))
+    parameters = GgufParameters(GgufFile(file.path, {"own": turned}), {"own": "own"})
+    weight = parameters.grouped("own")
+    assert weight is not None
+    assert torch.equal(weight.dense(), parameters["own"])
+    # Of the first of both runs of a key all come first in the file.
+    assert torch.equal(weight.dense()[:, 32:64], in_order[:, 16 * num_runs : 16 * num_runs + 32])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -25,10 +26,12 @@ from tokenizers.pre_tokenizers import ByteLevel
 FOLDER = Path(__file__).parent
 VOCAB_SIZE = 288
 PROMPT = [3 + 7 * index % 250 for index in range(24)]
-# The converter knows tokenizers by what they make of a text, and none of 288 tokens. Of some
-# families it asks for sentencepiece's, or for tokens by their names.
+# The converter knows tokenizers by what they make of a text, and none of 288 tokens, to which
+# transformers adds some in some families. Of others it asks for sentencepiece's, or for tokens by
+# their names.
 _CONVERTER = """
-import runpy, sys
+import runpy, sys, transformers
+transformers.AutoTokenizer = transformers.PreTrainedTokenizerFast
 folder = sys.argv.pop(1)
 sys.path[:0] = [folder, folder + "/gguf-py"]
 from conversion.base import TextModel
@@ -67,6 +70,15 @@ _LONGROPE = {
     "short_factor": [1.0 + 0.3 * index for index in range(6)],
     "long_factor": [2.0 + 3.0 * index for index in range(6)],
     "original_max_position_embeddings": 64,
+}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
 # By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -126,6 +138,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
         "tie_word_embeddings": True,
     },
+    "qwen3_5_text": {**_LEN, **_DELTA, "tie_word_embeddings": True},
+    "qwen3_5_moe_text": {
+        **{name: number for name, number in _LEN.items() if name != "intermediate_size"},
+        **_DELTA,
+        **_EXPERTS,
+        "num_experts": 3,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -159,6 +181,23 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def add_draft_layer(folder: Path, like: int) -> None:
+    """As checkpoints have it, and the class does not; of norms alone, to be short."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    prefix = f"model.layers.{like}."
+    drafting = {
+        name.replace(prefix, "mtp.layers.0."): weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(prefix) and "norm" in name
+    }
+    norm = weights["model.norm.weight"]
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        drafting[f"mtp.{name}.weight"] = norm.clone()
+    drafting["mtp.fc.weight"] = torch.ones(len(norm), 2 * len(norm), dtype=norm.dtype)
+    save_file(weights | drafting, path, {"format": "pt"})
+
+
 def make(name: str, llama_cpp: Path, python: Path) -> None:
     """Raises CalledProcessError where the converter refuses."""
     model = small_model(name)
@@ -166,6 +205,8 @@ def make(name: str, llama_cpp: Path, python: Path) -> None:
         logits = model(torch.tensor([PROMPT])).logits[0, -1]
     with TemporaryDirectory() as folder:
         model.bfloat16().save_pretrained(folder)
+        if "mtp_num_hidden_layers" in CONFIGS[name]:
+            add_draft_layer(Path(folder), like=1)
         write_tokenizer(Path(folder))
         given = ["--outtype", "bf16", "--outfile", str(FOLDER / f"{name}.gguf"), folder]
         command = [str(python), "-c", _CONVERTER, str(llama_cpp.resolve()), *given]
