@@ -26,6 +26,7 @@ from gguf import (
     GGUFEndian,
     GGUFReader,
     TensorNameMap,
+    TokenType,
     get_tensor_name_map,
 )
 from transformers import CONFIG_MAPPING
@@ -82,6 +83,19 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 _FREQUENCIES = "rope_freqs.weight"
+# Control tokens that end an answer, by llama.cpp's src/llama-vocab.cpp.
+_ENDS = frozenset(
+    "<|endoftext|> <|end_of_text|> <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|>"
+    " <end_of_turn> <end_of_utterance> </s> <eos> <EOT> [EOT] [EOS] [e~["
+    " <｜end▁of▁sentence｜>".split()
+)
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 _LONG_FACTORS = "rope_factors_long.weight"
 _SHORT_FACTORS = "rope_factors_short.weight"
 
@@ -98,7 +112,7 @@ class _Source:
         if reader.endianess != GGUFEndian.LITTLE:
             raise ModelRefused("has its numbers in the order of big-endian machines")
         self.metadata: dict[str, Any] = {
-            name: field.contents() for name, field in reader.fields.items()
+            name: _shortest(field.contents()) for name, field in reader.fields.items()
         }
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.architecture = str(self.metadata.get("general.architecture"))
@@ -127,9 +141,13 @@ class _Source:
         return [name.removeprefix(start) for name in self.metadata if name.startswith(start)]
 
     def value(self, name: str) -> Any:
-        """Of the architecture's own; None: absent. Of a float32 the shortest decimals."""
-        value = self.metadata.get(f"{self.architecture}.{name}")
-        return float(str(np.float32(value))) if isinstance(value, float) else value
+        """Of the architecture's own; None: absent."""
+        return self.metadata.get(f"{self.architecture}.{name}")
+
+
+def _shortest(value: Any) -> Any:
+    """Of a float32 the shortest decimals."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def convert(path: Path, target: Path) -> str:
@@ -137,6 +155,7 @@ def convert(path: Path, target: Path) -> str:
     source = _Source(path.resolve())
     try:
         (target / "config.json").write_text(json.dumps(_config(source)))
+        (target / "generation_config.json").write_text(json.dumps(_sampling(source)))
         write_tokenizer(source.path, source.metadata, target)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelRefused(f"its metadata cannot be read: {error!r}") from error
@@ -321,9 +340,32 @@ def _named_tokens(source: _Source) -> dict[str, Any]:
     ends = {token_id(name) for name in ("eos", "eot", "eom")} - {None}
     return {
         "bos_token_id": token_id("bos"),
-        "eos_token_id": sorted(ends),
+        "eos_token_id": sorted(ends | _ends_by_text(source)),
         "pad_token_id": token_id("padding"),
     }
+
+
+def _ends_by_text(source: _Source) -> set[int]:
+    """A file names one end of each sort, and models have more: GPT-OSS's calls end in another."""
+    tokens = source.metadata.get("tokenizer.ggml.tokens") or ()
+    kinds = source.metadata.get("tokenizer.ggml.token_type") or ()
+    found = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == TokenType.CONTROL and token in _ENDS
+    }
+    # Where these end an answer, that one ends a part of it.
+    if {"<|return|>", "<|call|>"} <= found.keys():
+        found.pop("<|end|>", None)
+    return set(found.values())
+
+
+def _sampling(source: _Source) -> dict[str, float]:
+    """What the model's makers recommend, as generation_config.json has it."""
+    values = {
+        name: source.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _placed(

@@ -1,6 +1,6 @@
 """Small GGUF files, written as llama.cpp's converter writes them, of models with random weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,9 +69,14 @@ def write_gguf(
     model: Any,
     kind: Kind = Kind.F32,
     order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+    control_tokens: Sequence[str] = (),
     **metadata: Any,
 ) -> Path:
-    """Matrices in `kind`, vectors in float32. metadata: more, by names with __ for a dot."""
+    """Matrices in `kind`, vectors in float32.
+
+    control_tokens: texts of the tokens from the tenth
+    metadata:       more, by names with __ for a dot
+    """
     config = model.config
     architecture = config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, architecture, endianess=order)
@@ -93,8 +98,13 @@ def write_gguf(
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([chr(0x100 + index) for index in range(VOCAB_SIZE)])
-    writer.add_token_types([3] * 3 + [1] * (VOCAB_SIZE - 3))
+    tokens = [chr(0x100 + index) for index in range(VOCAB_SIZE)]
+    kinds = [3] * 3 + [1] * (VOCAB_SIZE - 3)
+    for index, text in enumerate(control_tokens, 10):
+        tokens[index] = text
+        kinds[index] = 3
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
     writer.add_token_merges([])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -104,6 +114,8 @@ def write_gguf(
             writer.add_string(key, value)
         elif isinstance(value, np.ndarray):
             writer.add_tensor(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         else:
             writer.add_uint32(key, value)
     (arch,) = [arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture]

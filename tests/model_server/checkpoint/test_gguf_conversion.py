@@ -12,6 +12,7 @@ from gguf import GGUFEndian
 
 from model_server.checkpoint.check import ModelSettings
 from model_server.checkpoint.gguf_conversion import convert, main
+from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.engine.distributed import World
 from model_server.errors import ModelRefused
 from model_server.loading import load_model
@@ -177,6 +178,30 @@ def test_a_kind_that_cannot_be_read_is_refused_before_weights_are(tmp_path: Path
     path = write_gguf(tmp_path / "model.gguf", small_model("llama"), Kind.I32)
     with pytest.raises(ModelRefused, match="tensors of I32, which cannot be dequantized"):
         convert(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (["<|im_end|>", "<|endoftext|>"], [2, 10, 11]),
+        (["<|end|>", "<|return|>"], [2, 10, 11]),
+        (["<|end|>", "<|return|>", "<|call|>"], [2, 11, 12]),
+        (["<|im_start|>"], [2]),
+    ],
+)
+def test_control_tokens_that_end_answers_by_their_texts_are_ends(
+    texts: list[str], ends: list[int], tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), control_tokens=texts)
+    convert(path, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == ends
+
+
+def test_what_its_makers_recommend_for_sampling_is_kept(tmp_path: Path) -> None:
+    recommended = {"general__sampling__temp": 0.6, "general__sampling__top_k": 20}
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), **recommended)
+    convert(path, tmp_path)
+    assert read_sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20.0}
 
 
 def test_a_file_that_was_cut_off_is_one_clear_line(
