@@ -198,7 +198,7 @@ def test_control_tokens_that_end_answers_by_their_texts_are_ends(
 
 
 def test_what_its_makers_recommend_for_sampling_is_kept(tmp_path: Path) -> None:
-    recommended = {"general__sampling__temp": 0.6, "general__sampling__top_k": 20}
+    recommended: dict[str, Any] = {"general__sampling__temp": 0.6, "general__sampling__top_k": 20}
     path = write_gguf(tmp_path / "model.gguf", small_model("llama"), **recommended)
     convert(path, tmp_path)
     assert read_sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20.0}
