@@ -4,7 +4,9 @@ Byte-level BPE is built here, since a file says by `tokenizer.ggml.pre` alone ho
 before merges, and a tokenizer that is nearly right makes a model that is nearly right: a name that
 is not known is refused. sentencepiece's are converted by transformers.
 
-Source: the regular expressions of these names in llama.cpp, src/llama-vocab.cpp.
+Source: which models a name stands for is in llama.cpp, conversion/base.py. What it says here is
+what their own tokenizer.json says: llama.cpp's expressions, but llama.cpp normalizes no text, and
+cuts digits of DeepSeek's and words of Falcon 3's otherwise.
 """
 
 import json
@@ -20,24 +22,65 @@ from model_server.errors import ModelRefused
 
 _CONTROL = 3
 _USER_DEFINED = 4
-_NUMBERS_OF_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_NUMBERS_OF_3 = _ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
 _NUMBERS_OF_1 = _NUMBERS_OF_3.replace("{1,3}", "")
-_CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_MARKED = _ENDS + (
+    r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _SPACES
+)
+_LINES_APART = _ENDS + (r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACES)
+_PHRASES = _ENDS + (
+    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORD = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+)
+_AFTER_CASED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES
+_CASED = _CASED_WORD.replace("%s", "") + r"|\p{N}" + _AFTER_CASED
+_CASED_WITH_ENDS = _CASED_WORD.replace("%s", _ENDS + "?") + r"|\p{N}{1,3}" + _AFTER_CASED
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES,
+)
+
+_CHINESE = "[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE)
+_CASED_LETTERS = (
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-"
+    r"ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ"
+    r"-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    _CASED_LETTERS,
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    _CHINESE,
 )
 
 
-_BYTE_LEVEL = {
+def _split(*patterns: str) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in patterns
+    )
+
+
+_BYTES = {
     "type": "ByteLevel",
     "add_prefix_space": False,
     "trim_offsets": True,
     "use_regex": False,
 }
+_WORDS = {**_BYTES, "use_regex": True}  # GPT-2's, then bytes
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_PUNCTUATION = {"type": "Punctuation", "behavior": "Contiguous"}
 
 # Of sentencepiece's. transformers has Llama's and Phi-3's texts begin with a space in any case.
 _NO_SPACE_FIRST = {
@@ -56,43 +99,70 @@ _NO_SPACE_FIRST = {
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How texts are cut before merges. `pattern` None: GPT-2's.
+    """How texts are cut before merges.
 
+    steps:       of tokenizer.json's pre_tokenizer
+    normalizes:  to NFC, first
     takes_whole: a piece that is a token stays one, whatever merges say
     adds_bos:    where the file does not say
     """
 
-    pattern: str | None = None
-    digits_alone: bool = False
+    steps: tuple[dict[str, Any], ...]
     normalizes: bool = False
     takes_whole: bool = False
     adds_bos: bool = False
 
-    def pre_tokenizer(self) -> dict[str, Any]:
-        """As tokenizer.json has it."""
-        if self.pattern is not None:
-            split = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated"}
-            return _in_turn({**split, "invert": False}, _BYTE_LEVEL)
-        by_words = {**_BYTE_LEVEL, "use_regex": True}
-        digits = {"type": "Digits", "individual_digits": True}
-        return _in_turn(digits, by_words) if self.digits_alone else by_words
+
+def _by(*patterns: str, **flags: bool) -> _Cut:
+    return _Cut((*_split(*patterns), _BYTES), **flags)
 
 
-def _in_turn(*steps: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "Sequence", "pretokenizers": list(steps)}
-
-
-_LLAMA_BPE = _Cut(_NUMBERS_OF_3, takes_whole=True, adds_bos=True)
+_GPT_2 = _Cut((_WORDS,))
+_NEOX = _Cut((_WORDS,), normalizes=True)
+_DIGITS_ALONE = _Cut((_DIGITS, _WORDS))
+_LLAMA_3 = _by(_NUMBERS_OF_3, takes_whole=True, adds_bos=True)
+_LLAMA_3_WITHOUT_BOS = _by(_NUMBERS_OF_3, takes_whole=True)
+_QWEN_2 = _by(_NUMBERS_OF_1, normalizes=True)
+_O200K = _by(_CASED_WITH_ENDS, takes_whole=True)
 _CUTS = {
-    "gpt-2": _Cut(),
-    "smollm": _Cut(digits_alone=True),
-    "llama-bpe": _LLAMA_BPE,
-    "llama3": _LLAMA_BPE,
-    "llama-v3": _LLAMA_BPE,
-    "qwen2": _Cut(_NUMBERS_OF_1, normalizes=True),
-    "deepseek-r1-qwen": _Cut(_NUMBERS_OF_1, normalizes=True),
-    "dbrx": _Cut(_NUMBERS_OF_3),
-    "tekken": _Cut(_CASED, takes_whole=True, adds_bos=True),
+    "gpt-2": _GPT_2,
+    "phi-2": _GPT_2,
+    "exaone4": _GPT_2,
+    "mellum": _GPT_2,
+    "olmo": _NEOX,
+    "mpt": _NEOX,
+    "smollm": _DIGITS_ALONE,
+    "starcoder": _DIGITS_ALONE,
+    "refact": _DIGITS_ALONE,
+    "command-r": _Cut((_DIGITS, _WORDS), normalizes=True),
+    "falcon3": _Cut((_PUNCTUATION, _WORDS, _DIGITS)),
+    "llama-bpe": _LLAMA_3,
+    "llama3": _LLAMA_3,
+    "llama-v3": _LLAMA_3,
+    "lfm2": _LLAMA_3,
+    "smaug-bpe": _LLAMA_3_WITHOUT_BOS,
+    "glm4": _LLAMA_3_WITHOUT_BOS,
+    "chatglm-bpe": _LLAMA_3_WITHOUT_BOS,
+    "dbrx": _by(_NUMBERS_OF_3),
+    "qwen2": _QWEN_2,
+    "deepseek-r1-qwen": _QWEN_2,
+    "stablelm2": _QWEN_2,
+    "hunyuan": _by(_NUMBERS_OF_1, normalizes=True, takes_whole=True),
+    "solar-open": _by(_NUMBERS_OF_1),
+    "qwen35": _by(_MARKED, normalizes=True),
+    "seed-coder": _by(_LINES_APART, normalizes=True),
+    "exaone-moe": _by(_PHRASES),
+    "tekken": _by(_CASED, takes_whole=True, adds_bos=True),
+    # Of Nemotron 3. Pixtral's own file has another expression by mistake, which transformers mends.
+    "pixtral": _by(_CASED, takes_whole=True),
+    "gpt-4o": _O200K,
+    "llama4": _O200K,
+    "minimax-m2": _by(_CASED_WITH_ENDS, normalizes=True),
+    "deepseek-v3": _by(*_DEEPSEEK_3),
+    "joyai-llm": _by(*_DEEPSEEK_3),
+    "hunyuan-dense": _by(*_DEEPSEEK_3),
+    "deepseek-coder": _Cut((*_split(*_DEEPSEEK_CODER), _DIGITS, _BYTES)),
+    "deepseek-llm": _Cut((*_split(*_DEEPSEEK_LLM), _DIGITS, _BYTES)),
 }
 
 
@@ -162,8 +232,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if cut.normalizes else None,
-        "pre_tokenizer": cut.pre_tokenizer(),
-        "decoder": {**_BYTE_LEVEL, "use_regex": True},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(cut.steps)},
+        "decoder": _WORDS,
         "model": model,
         **_post_processor(metadata, tokens, default=cut.adds_bos),
     }

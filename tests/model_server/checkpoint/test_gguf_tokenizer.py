@@ -1,7 +1,6 @@
 """A GGUF file's tokenizer cuts texts as the one that it was made of."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
@@ -24,30 +23,86 @@ TEXTS = (
     "Naïve foxes DON'T ask: where is 42 or 31415?\n\tif x == {'a': 1.5}:  # 你好 🙂",
     "  a   b\r\n\r\nc  e\u0301 HTTPServer's 12,345.67\n\n\n",
     "<|im_start|>user\nhi<think>\n</think><|im_end|>\n",
+    "नमस्ते สวัสดี 안녕 世界 сон'S ½ ²x 12345 ..\n\n./a\n/ \u3000x\u00a0 \r\r y's  ",
 )
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+
+
+def _split(*patterns: str) -> list[Any]:
+    return [Split(Regex(each), behavior="isolated") for each in patterns]
+
+
+_WORDS = ByteLevel(add_prefix_space=False)
+_BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+_DIGITS = Digits(individual_digits=True)
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-def _by(pattern: str) -> Any:
-    split = Split(Regex(pattern), behavior="isolated")
-    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-_PRE: dict[str, Callable[[], Any]] = {
-    "gpt-2": lambda: ByteLevel(add_prefix_space=False),
-    "smollm": lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
-    "qwen2": lambda: _by(_WORDS % ""),
-    "llama-bpe": lambda: _by(_WORDS % "{1,3}"),
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll"
+    r"|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve"
+    r"|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# A name of each cut, with what the original tokenizer.json of its model has.
+_PRE: dict[str, list[Any]] = {
+    "gpt-2": [_WORDS],
+    "olmo": [_WORDS],
+    "smollm": [_DIGITS, _WORDS],
+    "command-r": [_DIGITS, _WORDS],
+    "falcon3": [Punctuation(behavior="contiguous"), _WORDS, _DIGITS],
+    "llama-bpe": [*_split(_LLAMA_3), _BYTES],
+    "qwen2": [*_split(_LLAMA_3.replace("{1,3}", "")), _BYTES],
+    "qwen35": [
+        *_split(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
+    ],
+    "seed-coder": [
+        *_split(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
+    ],
+    "exaone-moe": [
+        *_split(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
+    ],
+    "tekken": [*_split(_TEKKEN), _BYTES],
+    "gpt-4o": [*_split(_GPT_4O), _BYTES],
+    "minimax-m2": [Split(Regex(_GPT_4O), behavior="removed", invert=True), _BYTES],
+    "deepseek-v3": [
+        *_split(
+            r"\p{N}{1,3}",
+            "[一-龥\u3040-ゟ゠-ヿ]+",
+            "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+            "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+        ),
+        _BYTES,
+    ],
+    "deepseek-coder": [
+        *_split("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+"),
+        _DIGITS,
+        _BYTES,
+    ],
 }
+_NORMALIZED = ("olmo", "command-r", "qwen2", "qwen35", "seed-coder", "minimax-m2")
 
 
 def trained(pre: str) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = _PRE[pre]()
-    tokenizer.normalizer = NFC() if pre == "qwen2" else None
+    tokenizer.pre_tokenizer = Sequence(_PRE[pre])
+    tokenizer.normalizer = NFC() if pre in _NORMALIZED else None
     tokenizer.decoder = ByteLevelDecoder()
     alphabet = ByteLevel.alphabet()
     tokenizer.train(
@@ -56,6 +111,12 @@ def trained(pre: str) -> Tokenizer:
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens([AddedToken("<think>", normalized=False), "</think>"])
     return tokenizer
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> Any:
+    normalizer = tokenizer.normalizer
+    normal = text if normalizer is None else normalizer.normalize_str(text)
+    return tokenizer.pre_tokenizer.pre_tokenize_str(normal)
 
 
 def metadata_of(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
@@ -88,9 +149,10 @@ def test_byte_level_bpe_cuts_texts_as_before(pre: str, tmp_path: Path) -> None:
         ids = made.encode(text, add_special_tokens=False).ids
         assert ids == original.encode(text, add_special_tokens=False).ids
         assert made.decode(ids) == original.decode(ids)
+        assert pieces(made, text) == pieces(original, text)
     assert made.token_to_id("<|im_end|>") in made.get_added_tokens_decoder()
     begins = made.encode("hi").tokens[0] == "<|im_start|>"
-    assert begins == (pre == "llama-bpe")
+    assert begins == (pre in ("llama-bpe", "tekken"))
 
 
 def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
