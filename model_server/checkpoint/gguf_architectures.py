@@ -83,6 +83,16 @@ _QWEN35 = Architecture(
     mixer="linear_attention",
     first_heads_first=True,
 )
+_LFM2 = Architecture(
+    "lfm2",
+    settings={
+        "attention.layer_norm_rms_epsilon": "norm_eps",
+        "shortconv.l_cache": "conv_L_cache",
+    },
+    # A file has the length that is computed so.
+    constants={"block_auto_adjust_ff_dim": False},
+    mixer="conv",
+)
 # By the file's word.
 ARCHITECTURES = {
     "llama": Architecture(
@@ -139,6 +149,7 @@ ARCHITECTURES = {
         "phi3",
         settings={"rope.scaling.original_context_length": "original_max_position_embeddings"},
     ),
+    "lfm2": _LFM2,
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, model_type="qwen3_5_moe_text", settings=_DELTA | _SHARED_EXPERT),
 }

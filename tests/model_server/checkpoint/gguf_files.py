@@ -153,7 +153,7 @@ def file_of(folder: Path, kind: str, **metadata: Any) -> GgufFile:
 def requantized(
     source: Path, target: Path, kind: Kind, changed: Mapping[str, Any] = MappingProxyType({})
 ) -> Path:
-    """The same file with matrices in `kind`, but for those of routers, biases and convolutions.
+    """The same file with matrices in `kind`, but for those of routers, biases and short rows.
 
     changed: metadata by name, None: left out
     """
@@ -170,7 +170,8 @@ def requantized(
         is_plain = (
             values.ndim == 1
             or tensor.name.endswith(".bias")
-            or any(part in tensor.name for part in ("ffn_gate_inp", "conv"))
+            or "ffn_gate_inp" in tensor.name
+            or values.shape[-1] % 32
         )
         of_kind = Kind.F32 if is_plain else kind
         writer.add_tensor(tensor.name, gguf.quantize(values, of_kind), raw_dtype=of_kind)

@@ -138,6 +138,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
         "tie_word_embeddings": True,
     },
+    "lfm2": {
+        **_SPLIT,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "intermediate_size": 96,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 32,
+        "norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": True,
+    },
     "qwen3_5_text": {**_LEN, **_DELTA, "tie_word_embeddings": True},
     "qwen3_5_moe_text": {
         **{name: number for name, number in _LEN.items() if name != "intermediate_size"},
