@@ -350,26 +350,38 @@ class Columns:
         return Columns(weights, self.places, self.biases, self.k)
 
     def in_parts(self) -> "tuple[Columns, ...]":
-        """In two, if the first ones' weights are stored alike, and the last ones' differently.
+        """In two, if that takes less memory: some first ones' weights, and those behind them.
 
-        Packed alike, all would have the bits of the longest numbers and the shortest groups.
+        Packed together, all have the bits of the longest numbers and the shortest groups, or are
+        dense beside one that is.
         """
-        storages = [_storage(each) for each in self.weights]
-        first = storages.count(storages[0])
-        num_columns = int((self.places[:, 0] < first).sum())
-        are_two = storages == storages[:1] * first + storages[-1:] * (len(storages) - first)
-        if not are_two or num_columns in (0, len(self)) or num_columns % COLUMNS != 0:
-            return (self,)
-        later = self.places[num_columns:] - np.array([first, 0])
+        parts: tuple[Columns, ...] = (self,)
+        for index in range(1, len(self.weights)):
+            num_columns = int((self.places[:, 0] < index).sum())
+            if num_columns % COLUMNS == 0:
+                two = self._parted(index, num_columns)
+                parts = min(parts, two, key=lambda each: sum(part._num_bits() for part in each))
+        return parts
+
+    def _parted(self, index: int, num_columns: int) -> "tuple[Columns, Columns]":
+        later = self.places[num_columns:] - np.array([index, 0])
         return (
             Columns(
-                self.weights[:first],
+                self.weights[:index],
                 self.places[:num_columns],
                 self.biases[:num_columns],
                 self.k,
             ),
-            Columns(self.weights[first:], later, self.biases[num_columns:], self.k),
+            Columns(self.weights[index:], later, self.biases[num_columns:], self.k),
         )
+
+    def _num_bits(self) -> float:
+        """That an input of all of them takes, or some more."""
+        weights = [each for each in self.weights if isinstance(each, GroupedWeight)]
+        if len(weights) < len(self.weights):
+            return 32.0 * len(self)
+        values = 32 / min(each.group_len for each in weights)
+        return len(self) * (max(each.bits for each in weights) + values)
 
     def rounded(self, bits: int) -> "Columns | None":
         """The same with every weight in groups; None: no group divides its inputs."""
@@ -403,15 +415,6 @@ class Columns:
             np.pad(self.biases, (0, num_zeros)),
             self.k,
         )
-
-
-def _storage(weight: Tensor | GroupedWeight) -> object:
-    """Equal for weights that are packed alike."""
-    if isinstance(weight, Tensor):
-        return weight.dtype
-    scales = weight.scales
-    has_minimums = weight.minimums is not None
-    return weight.bits, weight.group_len, scales.values.dtype, weight.zero, has_minimums
 
 
 def interleave(gate: Columns, up: Columns) -> Columns:

@@ -21,10 +21,13 @@ def grouped(num_columns: int, bits: int) -> GroupedWeight:
     [
         ((grouped(64, 4), grouped(32, 4), grouped(32, 6)), (96, 32)),
         ((grouped(64, 4), torch.ones(32, 128), torch.ones(32, 128)), (64, 64)),
-        # Of one kind, of no two kinds in a row, and with no whole panel before the second.
+        # Of three kinds: where it takes the least.
+        ((grouped(64, 4), grouped(32, 6), grouped(32, 4)), (64, 64)),
+        ((grouped(64, 6), grouped(32, 4), grouped(32, 8)), (96, 32)),
+        ((grouped(64, 6), grouped(32, 4), torch.ones(32, 128)), (96, 32)),
+        # Of one kind, and with no whole panel before the second.
         ((grouped(64, 4), grouped(32, 4)), (96,)),
-        ((grouped(64, 4), grouped(32, 6), grouped(32, 4)), (128,)),
-        ((grouped(32, 4), grouped(16, 4), grouped(32, 6)), (80,)),
+        ((grouped(16, 4), grouped(32, 6)), (48,)),
     ],
 )
 def test_the_last_columns_are_apart_where_they_are_stored_differently(
