@@ -307,9 +307,10 @@ def _load_grouped(
     names = {rotary.module for rotary in recipe.rotary}
     trust = settings.trust_remote_code
     module = zoo.build_parts(checked.config, names, device, trust_remote_code=trust)
-    used = {name: module.get_parameter(name) for name in recipe.last_uses()}
-    first_names = {id(parameter): name for name, parameter in module.named_parameters()}
-    tied = {name: first_names[id(parameter)] for name, parameter in used.items()}
+    held = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    used = {name: held[name] for name in recipe.last_uses()}
+    first_names = {id(tensor): name for name, tensor in reversed(held.items())}
+    tied = {name: first_names[id(tensor)] for name, tensor in used.items()}
     parameters: GroupedParameters
     if checked.int4 is None:
         parameters = GgufParameters.of_folder(settings.folder, tied)
@@ -317,7 +318,7 @@ def _load_grouped(
         parameters = read_int4(
             settings.folder,
             checked.int4,
-            {name: tuple(parameter.shape) for name, parameter in used.items()},
+            {name: tuple(tensor.shape) for name, tensor in used.items()},
             tied,
             zoo.stored_names(module, checkpoint.check(settings.folder)),
             dtype=checked.dtype,

@@ -28,6 +28,19 @@ SETTINGS = {
 REQUIRED = ("embedding_length", "block_count", "context_length", "attention.head_count")
 
 
+# Of experts, in DeepSeek's words.
+_DEEPSEEK = {
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+_SIGMOID = {"expert_gating_func": 2}
+
+
 def _nothing() -> Mapping[str, Any]:
     return MappingProxyType({})
 
@@ -40,9 +53,11 @@ class Architecture:
     settings:         names in config.json that are others than SETTINGS has, or more
     constants:        what the class must be told and no file says
     rope:             the same of a scaled rotation
+    expected:         what the class computes alone, where a file says it
     names:            parts of parameters' names that `gguf` knows by others
     with_experts:     what it is where a file has experts
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
+    rotates_in_part:  the class may, though its own config does not
     norms_plus_one:   norms have what the class adds to them
     experts_turned:   in the class they have inputs first, and gate and up in turns
     local_theta:      of rotations in layers with a window, where the file does not say; None: as
@@ -55,9 +70,11 @@ class Architecture:
     settings: Mapping[str, str] = field(default_factory=_nothing)
     constants: Mapping[str, Any] = field(default_factory=_nothing)
     rope: Mapping[str, Any] = field(default_factory=_nothing)
+    expected: Mapping[str, Any] = field(default_factory=_nothing)
     names: Mapping[str, str] = field(default_factory=_nothing)
     with_experts: "Architecture | None" = None
     is_interleaved: bool = False
+    rotates_in_part: bool = False
     norms_plus_one: bool = False
     experts_turned: bool = False
     local_theta: float | None = None
@@ -137,6 +154,57 @@ ARCHITECTURES = {
         },
         names={".block_sparse_moe.": ".mlp."},
         is_interleaved=True,
+    ),
+    "glm4moe": Architecture("glm4_moe", settings=_DEEPSEEK, expected=_SIGMOID),
+    "dots1": Architecture(
+        "dots1", settings=_DEEPSEEK, constants={"sliding_window": None}, expected=_SIGMOID
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        settings={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_shared_count": "moe_num_shared_experts",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        names={".gate.moe_statics.": ".moe_statics."},
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        settings={
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        expected=_SIGMOID,
+        names={".mlp.e_score_": ".block_sparse_moe.e_score_"},
+        rotates_in_part=True,
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        settings={
+            "expert_count": "num_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "expert_used_count": "moe_topk",
+        },
+        expected={"expert_shared_count": 1},
+    ),
+    "afmoe": Architecture(
+        "afmoe",
+        settings={
+            "expert_count": "num_experts",
+            "expert_shared_count": "num_shared_experts",
+            "expert_weights_scale": "route_scale",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        constants={"mup_enabled": True},
+        expected={
+            **_SIGMOID,
+            "expert_weights_norm": True,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+        },
+        names={".expert_bias": ".expert_bias.bias"},
     ),
     "olmoe": Architecture(
         "olmoe",

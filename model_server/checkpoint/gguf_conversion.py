@@ -43,6 +43,7 @@ from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor
 from model_server.checkpoint.gguf_kinds import PACKED_KINDS, PLAIN_KINDS, StoredRows
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
+from model_server.recipe.small import saved_buffers
 from processes.gguf_cache import DESCRIPTION
 
 # Of yarn, what a file may say.
@@ -50,12 +51,19 @@ _YARN = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+# What the class has if the first layer has this tensor.
+_BY_TENSORS = {
+    "attention_bias": "attn_q.bias",
+    "mlp_bias": "ffn_down.bias",
+    "use_qk_norm": "attn_q_norm.weight",
+}
 # What the config, or the tensors' own shapes, say otherwise.
 _KNOWN_OTHERWISE = frozenset(
     (
         "vocab_size",
         "attention.key_length",
         "attention.value_length",
+        "expert_shared_feed_forward_length",
         "rope.dimension_count",
         "rope.freq_base",
         "rope.freq_base_swa",
@@ -161,7 +169,8 @@ def convert(path: Path, target: Path) -> str:
         raise ModelRefused(f"its metadata cannot be read: {error!r}") from error
     config = zoo.read_config(target, trust_remote_code=False)
     module = zoo.build_empty(config, trust_remote_code=False).module
-    tensors = _placed(source, config, {n: tuple(p.shape) for n, p in module.named_parameters()})
+    numbers = dict(module.named_parameters()) | saved_buffers(module)
+    tensors = _placed(source, config, {name: tuple(each.shape) for name, each in numbers.items()})
     _require_readable({part.kind for tensor in tensors.values() for part in tensor.parts})
     GgufFile(source.path, tensors).write_index(target)
     described = _described(source, tensors)
@@ -197,7 +206,7 @@ def _config(source: _Source) -> dict[str, Any]:
             raise ModelRefused(f"lacks {name}, which its architecture has")
     config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
-    for name, tensor_name in (("attention_bias", "attn_q.bias"), ("mlp_bias", "ffn_down.bias")):
+    for name, tensor_name in _BY_TENSORS.items():
         if hasattr(of_class, name):
             config[name] = f"blk.0.{tensor_name}" in source.tensors
     if hasattr(of_class, "query_pre_attn_scalar"):
@@ -212,7 +221,14 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for key in source.own_names():
         value = source.value(key)
-        if key not in names:
+        if key in source.rules.expected:
+            expected = source.rules.expected[key]
+            if value != expected:
+                raise ModelRefused(
+                    f"{source.architecture}.{key} {value!r}: {source.rules.model_type} of"
+                    f" transformers computes {expected!r}"
+                )
+        elif key not in names:
             if value and key not in _KNOWN_OTHERWISE:
                 raise ModelRefused(f"{source.architecture}.{key} {value!r}: is not known")
         # Phi-4's files say so that it has no window.
@@ -264,7 +280,7 @@ def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str
     rope = {"rope_type": "default", "rope_theta": theta} | _scaling(source, config)
     head_dim = config["head_dim"]
     rotated = source.value("rope.dimension_count") or head_dim
-    if "partial_rotary_factor" in of_class.rope_parameters:
+    if source.rules.rotates_in_part or "partial_rotary_factor" in of_class.rope_parameters:
         rope["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
         raise ModelRefused(

@@ -167,5 +167,9 @@ class GgufFile:
         return joined.reshape(tensor.shape).contiguous()
 
     def read(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """All tensors."""
-        return {name: self.get_tensor(name).to(dtype) for name in self.tensors}
+        """All tensors; what the file has in float32 stays so, as corrections of routers do."""
+        tensors = {}
+        for name, tensor in self.tensors.items():
+            is_wide = all(part.kind == "F32" for part in tensor.parts)
+            tensors[name] = self.get_tensor(name).to(torch.float32 if is_wide else dtype)
+        return tensors

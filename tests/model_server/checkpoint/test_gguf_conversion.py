@@ -163,6 +163,14 @@ def test_what_would_change_numbers_or_texts_is_refused_by_name(
         convert(path, tmp_path)
 
 
+def test_experts_that_are_scored_in_another_way_are_refused(tmp_path: Path) -> None:
+    softmax = {"glm4moe.expert_gating_func": 1}
+    path = converted.FOLDER / "glm4_moe.gguf"
+    requantized(path, tmp_path / "model.gguf", Kind.BF16, softmax)
+    with pytest.raises(ModelRefused, match=r"expert_gating_func 1: glm4_moe .* computes 2"):
+        convert(tmp_path / "model.gguf", tmp_path)
+
+
 def test_numbers_in_the_order_of_other_machines_are_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", small_model("llama"), order=GGUFEndian.BIG)
     with pytest.raises(ModelRefused, match="big-endian"):

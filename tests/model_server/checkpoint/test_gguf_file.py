@@ -47,6 +47,12 @@ def test_stored_rows_stay_in_the_form_of_the_file(tmp_path: Path) -> None:
     assert torch.equal(stored.numbers(), file.get_tensor(name))
 
 
+def test_what_is_in_float32_is_read_so_whatever_the_dtype(tmp_path: Path) -> None:
+    tensors = file_of(tmp_path, "Q8_0").read(torch.bfloat16)
+    assert tensors["model.norm.weight"].dtype == torch.float32
+    assert tensors["lm_head.weight"].dtype == torch.bfloat16
+
+
 def test_a_file_that_changed_since_it_was_read_is_refused(tmp_path: Path) -> None:
     file_of(tmp_path, "F16")
     with (tmp_path / "model.gguf").open("ab") as file:

@@ -23,6 +23,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from model_server.recipe.small import saved_buffers
+
 FOLDER = Path(__file__).parent
 VOCAB_SIZE = 288
 PROMPT = [3 + 7 * index % 250 for index in range(24)]
@@ -80,6 +82,13 @@ _DELTA = {
     "mtp_num_hidden_layers": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
+# In layers behind those without experts, which are chosen by corrected scores.
+_SIGMOID_EXPERTS = {
+    **_LEN,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+}
 # By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {
@@ -106,6 +115,68 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.0,
         "residual_multiplier": 0.6,
         "tie_word_embeddings": True,
+    },
+    "glm4_moe": {
+        **_SIGMOID_EXPERTS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "num_mtp_layers": 0,
+    },
+    "dots1": {
+        **_SIGMOID_EXPERTS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": None,
+        "scoring_func": "sigmoid",
+    },
+    "ernie4_5_moe": {
+        **_SIGMOID_EXPERTS,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_interval": 1,
+        "tie_word_embeddings": True,
+    },
+    "minimax_m2": {
+        **_LEN,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+        "rotary_dim": 8,
+    },
+    "hunyuan_v1_moe": {
+        **_LEN,
+        "intermediate_size": 32,
+        "num_experts": 4,
+        "moe_topk": [2, 2],
+        "num_shared_expert": [1, 1],
+        "moe_intermediate_size": [32, 32],
+        "tie_word_embeddings": True,
+    },
+    "afmoe": {
+        **_SPLIT,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+        "num_dense_layers": 3,
+        "route_scale": 2.5,
+        "route_norm": True,
+        "score_func": "sigmoid",
+        "sliding_window": 8,
+        "mup_enabled": True,
+        "rms_norm_eps": 1e-5,
     },
     "olmoe": {
         **_SPLIT,
@@ -174,6 +245,8 @@ def small_model(name: str) -> Any:
         else:
             parameter.data += 0.2 * torch.randn_like(parameter)
         parameter.data = parameter.data.bfloat16().float()
+    for buffer in saved_buffers(model).values():
+        buffer += (0.2 * torch.randn_like(buffer)).bfloat16().float()
     return model.eval()
 
 
