@@ -218,6 +218,13 @@ ARCHITECTURES = {
         settings={"rope.scaling.original_context_length": "original_max_position_embeddings"},
     ),
     "lfm2": _LFM2,
+    "qwen3next": replace(
+        _QWEN35,
+        model_type="qwen3_next",
+        settings=_DELTA | _SHARED_EXPERT,
+        constants={"norm_topk_prob": True},
+        first_heads_first=False,
+    ),
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, model_type="qwen3_5_moe_text", settings=_DELTA | _SHARED_EXPERT),
 }

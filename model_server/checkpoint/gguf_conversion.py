@@ -14,6 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,8 @@ def _stored_names(names: TensorNameMap, rules: Architecture, name: str) -> list[
         wanted = [stem + end]
         if stem.endswith(".gate_up_proj"):
             wanted = [stem.replace("gate_up", part) + end for part in ("gate", "up")]
+    if ".in_proj_qkvz." in name:
+        wanted = [name.replace("qkvz", part) for part in ("qkv", "z")]
     return [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
 
 
@@ -428,8 +431,16 @@ def _tensor(
     source: _Source, config: Any, stored_names: Sequence[str], shape: tuple[int, ...]
 ) -> GgufTensor:
     parts = tuple(_part(source, config, stored_name) for stored_name in stored_names)
-    axis = int(len(parts) > 1)  # several are the gate and the up of all experts
+    axis = int(len(parts) > 1 and "_exps." in stored_names[0])
     is_turned = source.rules.experts_turned
+    num_turns = parts[0].shape[axis] if is_turned and len(parts) > 1 else 1
+    if len(parts) == 2 and ".attn_qkv." in stored_names[0]:
+        # Of Qwen3-Next, which has all that a key's heads need side by side.
+        qkv, gate = parts
+        num_turns = config.linear_num_key_heads
+        key_len = num_turns * config.linear_key_head_dim
+        ends = (0, key_len, 2 * key_len, qkv.shape[0])
+        parts = (*(qkv.of_rows(*bounds) for bounds in pairwise(ends)), gate)
     inputs_first = is_turned and len(shape) == 3
     joined = list(parts[0].shape)
     joined[axis] = sum(part.shape[axis] for part in parts)
@@ -441,7 +452,7 @@ def _tensor(
             f"{' and '.join(stored_names)} has the shape {joined}, and by its metadata the model's"
             f" is {list(shape)}"
         )
-    return GgufTensor(shape, parts, axis, is_turned and len(parts) > 1, inputs_first)
+    return GgufTensor(shape, parts, axis, num_turns, inputs_first)
 
 
 def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:

@@ -12,7 +12,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,12 @@ class GgufPart:
     def num_numbers(self) -> int:
         return math.prod(self.shape)
 
+    def of_rows(self, start: int, end: int) -> "GgufPart":
+        """Some of them, apart."""
+        row_bytes = self.num_bytes // self.shape[0]
+        shape = (end - start, *self.shape[1:])
+        return replace(self, shape=shape, offset=self.offset + start * row_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
@@ -66,14 +72,14 @@ class GgufTensor:
 
     shape:         as the class has it
     axis:          of the parts' outputs
-    in_turns:      the class has an output of each part in turns
+    num_turns:     so many runs of each part are in turns in the class
     inputs_first:  the class has inputs before outputs
     """
 
     shape: tuple[int, ...]
     parts: tuple[GgufPart, ...]
     axis: int = 0
-    in_turns: bool = False
+    num_turns: int = 1
     inputs_first: bool = False
 
     @classmethod
@@ -158,10 +164,8 @@ class GgufFile:
                 numbers = numbers.unflatten(1, (m, n, -1)).transpose(1, 2).flatten(1)
             parts.append(numbers)
         axis = tensor.axis
-        if tensor.in_turns:
-            joined = torch.stack(parts, axis + 1).flatten(axis, axis + 1)
-        else:
-            joined = torch.cat(parts, axis) if len(parts) > 1 else parts[0]
+        runs = [part.unflatten(axis, (tensor.num_turns, -1)) for part in parts]
+        joined = torch.cat(runs, axis + 1).flatten(axis, axis + 1) if len(parts) > 1 else parts[0]
         if tensor.inputs_first:
             joined = joined.transpose(-2, -1)
         return joined.reshape(tensor.shape).contiguous()

@@ -15,7 +15,7 @@ from model_server.checkpoint.gguf_kinds import (
     packed_bits,
 )
 from model_server.errors import CheckpointBroken
-from model_server.executor.grouped import GroupedParameters, GroupedWeight
+from model_server.executor.grouped import GroupedParameters, GroupedWeight, joined
 
 _log = logging.getLogger(__name__)
 
@@ -66,13 +66,17 @@ class GgufParameters(GroupedParameters):
     def grouped(self, name: str) -> GroupedWeight | None:
         """See GroupedParameters."""
         tensor = self._file.tensors[self._names[name]]
-        if len(tensor.shape) > 2 or len(tensor.parts) > 1:
+        if len(tensor.shape) > 2:
             return None
-        (part,) = tensor.parts
-        weight = grouped_weight(self._file.stored(part))
-        if weight is None or part.turned_columns is None:
-            return weight
-        return weight.with_turned_inputs(*part.turned_columns)
+        weights = []
+        for part in tensor.parts:
+            weight = grouped_weight(self._file.stored(part))
+            if weight is not None and part.turned_columns is not None:
+                weight = weight.with_turned_inputs(*part.turned_columns)
+            if weight is None:
+                return None
+            weights.append(weight)
+        return weights[0] if len(weights) == 1 else joined(weights, tensor.num_turns)
 
     def grouped_expert(self, name: str, index: int) -> tuple[GroupedWeight, ...]:
         """See GroupedParameters."""

@@ -175,6 +175,29 @@ def alike(weights: Sequence[GroupedWeight]) -> list[GroupedWeight]:
     return [each.with_values_in(dtype) for each in weights]
 
 
+def joined(weights: Sequence[GroupedWeight], num_turns: int = 1) -> GroupedWeight:
+    """Their outputs in one: so many runs of each, in turns."""
+    weights = alike(weights)
+
+    def in_turns(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([each.unflatten(0, (num_turns, -1)) for each in tensors], 1).flatten(0, 1)
+
+    def values_in_turns(values: Sequence[GroupValues]) -> GroupValues:
+        factors = [each.factors for each in values if each.factors is not None]
+        return GroupValues(
+            in_turns([each.values for each in values]), in_turns(factors) if factors else None
+        )
+
+    minimums = [each.minimums for each in weights if each.minimums is not None]
+    return replace(
+        weights[0],
+        numbers=in_turns([each.numbers for each in weights]),
+        scales=values_in_turns([each.scales for each in weights]),
+        minimums=values_in_turns(minimums) if minimums else None,
+        bits=max(each.bits for each in weights),
+    )
+
+
 class GroupedParameters(Mapping[str, Tensor]):
     """A checkpoint's parameters by name, of which some are stored in groups."""
 

@@ -221,6 +221,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
         "tie_word_embeddings": True,
     },
+    "qwen3_next": {
+        **_LEN,
+        **_DELTA,
+        **_EXPERTS,
+        "num_experts": 3,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
     "qwen3_5_text": {**_LEN, **_DELTA, "tie_word_embeddings": True},
     "qwen3_5_moe_text": {
         **{name: number for name, number in _LEN.items() if name != "intermediate_size"},
