@@ -218,6 +218,21 @@ ARCHITECTURES = {
         settings={"rope.scaling.original_context_length": "original_max_position_embeddings"},
     ),
     "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        model_type="lfm2_moe",
+        settings={
+            **_LFM2.settings,
+            "expert_count": "num_experts",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        constants=_nothing(),
+        expected=_SIGMOID,
+        names={
+            ".expert_bias": ".expert_bias.bias",
+            ".feed_forward.experts.": ".mlp.experts.",
+        },
+    ),
     "qwen3next": replace(
         _QWEN35,
         model_type="qwen3_next",

@@ -221,6 +221,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
         "tie_word_embeddings": True,
     },
+    "lfm2_moe": {
+        **_SPLIT,
+        **_EXPERTS,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": True,
+    },
     "qwen3_next": {
         **_LEN,
         **_DELTA,
