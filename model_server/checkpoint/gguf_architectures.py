@@ -5,7 +5,7 @@ which parameter is known to the package `gguf`. What else differs is said here, 
 converter writes it: https://github.com/ggml-org/llama.cpp/tree/master/conversion.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,9 @@ SETTINGS = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
     "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "layer_types",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "expert_used_count": "num_experts_per_tok",
@@ -51,11 +53,14 @@ class Architecture:
 
     model_type:       of the model's class
     settings:         names in config.json that are others than SETTINGS has, or more
+    required:         of them, what no file may leave out
+    harmless:         what changes no number, and in other architectures might
     constants:        what the class must be told and no file says
     rope:             the same of a scaled rotation
     expected:         what the class computes alone, where a file says it
     names:            parts of parameters' names that `gguf` knows by others
     with_experts:     what it is where a file has experts
+    with_window:      what it is where a file has a window
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
     rotates_in_part:  the class may, though its own config does not
     norms_plus_one:   norms have what the class adds to them
@@ -68,11 +73,14 @@ class Architecture:
 
     model_type: str
     settings: Mapping[str, str] = field(default_factory=_nothing)
+    required: Collection[str] = ()
+    harmless: Collection[str] = ()
     constants: Mapping[str, Any] = field(default_factory=_nothing)
     rope: Mapping[str, Any] = field(default_factory=_nothing)
     expected: Mapping[str, Any] = field(default_factory=_nothing)
     names: Mapping[str, str] = field(default_factory=_nothing)
     with_experts: "Architecture | None" = None
+    with_window: "Architecture | None" = None
     is_interleaved: bool = False
     rotates_in_part: bool = False
     norms_plus_one: bool = False
@@ -95,6 +103,8 @@ _SHARED_EXPERT = {
 _QWEN35 = Architecture(
     "qwen3_5_text",
     settings=_DELTA,
+    # A text's positions are the same in all sections.
+    harmless=("rope.dimension_sections",),
     names={".dt_bias": ".dt_proj.bias"},
     norms_plus_one=True,
     mixer="linear_attention",
@@ -110,6 +120,13 @@ _LFM2 = Architecture(
     constants={"block_auto_adjust_ff_dim": False},
     mixer="conv",
 )
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_COHERE = {"logit_scale": "logit_scale"}
 # By the file's word.
 ARCHITECTURES = {
     "llama": Architecture(
@@ -145,13 +162,8 @@ ARCHITECTURES = {
     ),
     "granitemoe": Architecture(
         "granitemoe",
-        settings={
-            "expert_count": "num_local_experts",
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "logit_scale": "logits_scaling",
-            "residual_scale": "residual_multiplier",
-        },
+        settings={"expert_count": "num_local_experts", **_GRANITE},
+        required=_GRANITE,
         names={".block_sparse_moe.": ".mlp."},
         is_interleaved=True,
     ),
@@ -242,4 +254,29 @@ ARCHITECTURES = {
     ),
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, model_type="qwen3_5_moe_text", settings=_DELTA | _SHARED_EXPERT),
+    "smollm3": Architecture("smollm3", is_interleaved=True),
+    "granite": Architecture("granite", settings=_GRANITE, required=_GRANITE, is_interleaved=True),
+    "olmo2": Architecture("olmo2", with_window=Architecture("olmo3")),
+    "seed_oss": Architecture("seed_oss"),
+    "ernie4_5": Architecture("ernie4_5"),
+    "exaone4": Architecture("exaone4"),
+    "glm4": Architecture("glm4"),
+    "command-r": Architecture("cohere", settings=_COHERE, required=_COHERE),
+    "cohere2": Architecture("cohere2", settings=_COHERE, required=_COHERE),
+    "starcoder2": Architecture(
+        "starcoder2",
+        settings={"attention.layer_norm_epsilon": "norm_epsilon"},
+        constants={"sliding_window": 4096},
+    ),
+    "stablelm": Architecture("stablelm"),
+    "arcee": Architecture("arcee", is_interleaved=True),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),
+    "nemotron": Architecture(
+        "nemotron",
+        settings={
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+        },
+        norms_plus_one=True,
+    ),
 }

@@ -49,13 +49,17 @@ from processes.gguf_cache import DESCRIPTION
 
 # Of yarn, what a file may say.
 _YARN = {
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 # What the class has if the first layer has this tensor.
 _BY_TENSORS = {
     "attention_bias": "attn_q.bias",
+    "attention_out_bias": "attn_output.bias",
     "mlp_bias": "ffn_down.bias",
+    "use_bias": "attn_q.bias",
+    "use_qkv_bias": "attn_q.bias",
     "use_qk_norm": "attn_q_norm.weight",
 }
 # What the config, or the tensors' own shapes, say otherwise.
@@ -74,13 +78,12 @@ _KNOWN_OTHERWISE = frozenset(
         "rope.scaling.original_context_length",
         "rope.scaling.finetuned",
         *_YARN,
+        "use_parallel_residual",
         "tensor_data_layout",
         # Which layers have no attention.
         "attention.recurrent_layers",
         "full_attention_interval",
         "ssm.inner_size",
-        # A text's positions are the same in all sections.
-        "rope.dimension_sections",
         "nextn_predict_layers",
     )
 )
@@ -138,6 +141,8 @@ class _Source:
         self.rules = ARCHITECTURES[self.architecture]
         if self.rules.with_experts is not None and self.value("expert_count"):
             self.rules = self.rules.with_experts
+        if self.rules.with_window is not None and self.value("attention.sliding_window"):
+            self.rules = self.rules.with_window
 
     @property
     def num_draft_layers(self) -> int:
@@ -181,10 +186,14 @@ def convert(path: Path, target: Path) -> str:
 
 def _config(source: _Source) -> dict[str, Any]:
     rules = source.rules
-    of_class = CONFIG_MAPPING[rules.model_type]()
-    config: dict[str, Any] = {"model_type": rules.model_type, **rules.constants}
+    of_class = CONFIG_MAPPING[source.rules.model_type]()
+    config: dict[str, Any] = {"model_type": source.rules.model_type, **rules.constants}
     config |= _settings(source, of_class)
     config["num_hidden_layers"] -= source.num_draft_layers
+    kinds_of_class = getattr(of_class, "layer_types", None) or ()
+    if "sliding_attention" in kinds_of_class and "sliding_window" not in config:
+        config["sliding_window"] = None
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if rules.mixer is not None:
         attends = _attending_layers(source, config["num_hidden_layers"])
         config["layer_types"] = ["full_attention" if each else rules.mixer for each in attends]
@@ -201,15 +210,17 @@ def _config(source: _Source) -> dict[str, Any]:
             f"{source.architecture}.attention.value_length {value_dim}: heads of {head_dim} have"
             " values of as many numbers, or are not served"
         )
-    last_name = f"blk.{config['num_hidden_layers'] - 1}.attn_norm.weight"
-    for name in ("token_embd.weight", last_name):
-        if name not in source.tensors:
-            raise ModelRefused(f"lacks {name}, which its architecture has")
+    for start in ("token_embd.weight", f"blk.{config['num_hidden_layers'] - 1}."):
+        if not any(name.startswith(start) for name in source.tensors):
+            raise ModelRefused(f"lacks {start}, which its architecture has")
     config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
     for name, tensor_name in _BY_TENSORS.items():
         if hasattr(of_class, name):
             config[name] = f"blk.0.{tensor_name}" in source.tensors
+    if hasattr(of_class, "use_parallel_residual"):
+        # As llama.cpp: StableLM's converter says true where the model says nothing.
+        config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in source.tensors
     if hasattr(of_class, "query_pre_attn_scalar"):
         config["query_pre_attn_scalar"] = _scale_of_queries(config)
     config["rope_parameters"] = _rope(source, config, of_class)
@@ -230,7 +241,7 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
                     f" transformers computes {expected!r}"
                 )
         elif key not in names:
-            if value and key not in _KNOWN_OTHERWISE:
+            if value and key not in _KNOWN_OTHERWISE and key not in source.rules.harmless:
                 raise ModelRefused(f"{source.architecture}.{key} {value!r}: is not known")
         # Phi-4's files say so that it has no window.
         elif (key, value) != ("attention.sliding_window", 0):
@@ -240,16 +251,21 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
                     f" transformers has no {names[key]}"
                 )
             config[names[key]] = _of_all_layers(source, names[key], value)
-    for key in REQUIRED:
+    for key in (*REQUIRED, *source.rules.required):
         if names[key] not in config:
             raise ModelRefused(f"has no {source.architecture}.{key}")
     return config
 
 
 def _of_all_layers(source: _Source, name: str, value: Any) -> Any:
-    """The number of those that have any. Raises ModelRefused where they have unlike ones."""
+    """The number of those that have any. Raises ModelRefused where they have unlike ones.
+
+    Of windows: which layers have one.
+    """
     if not isinstance(value, list):
         return value
+    if name == "layer_types":
+        return ["sliding_attention" if each else "full_attention" for each in value]
     numbers = set(value) - ({0} if source.rules.mixer else set())
     if len(numbers) != 1:
         raise ModelRefused(f"{name} differs between layers")
@@ -281,6 +297,12 @@ def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str
     rope = {"rope_type": "default", "rope_theta": theta} | _scaling(source, config)
     head_dim = config["head_dim"]
     rotated = source.value("rope.dimension_count") or head_dim
+    heads_len = head_dim * config["num_attention_heads"]
+    if source.rules.model_type == "nemotron" and heads_len != config["hidden_size"]:
+        raise ModelRefused(
+            f"nemotron.rope.dimension_count {rotated}: llama.cpp's converter counts it by"
+            f" embedding_length / attention.head_count, and not by heads of {head_dim}"
+        )
     if source.rules.rotates_in_part or "partial_rotary_factor" in of_class.rope_parameters:
         rope["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:

@@ -149,9 +149,10 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"blk__0__other": np.ones(4, np.float32)}, r"1 tensors .* as blk\.0\.other"),
         ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
         ({"llama__rope__dimension_count": 8}, r"dimension_count 8: llama .* heads of 32 whole"),
-        ({"llama__block_count": 10**6}, r"lacks blk\.999999\.attn_norm\.weight"),
+        ({"llama__block_count": 10**6}, r"lacks blk\.999999\.,"),
         ({"llama__embedding_length": "four"}, "'hidden_size' expected int, got str"),
         ({"llama__logit_scale": 2}, r"llama\.logit_scale 2: is not known"),
+        ({"llama__rope__dimension_sections": 2}, r"rope\.dimension_sections 2: is not known"),
         ({"llama__attention__sliding_window": 4}, "llama of transformers has no sliding_window"),
     ],
 )
@@ -168,6 +169,13 @@ def test_experts_that_are_scored_in_another_way_are_refused(tmp_path: Path) -> N
     path = converted.FOLDER / "glm4_moe.gguf"
     requantized(path, tmp_path / "model.gguf", Kind.BF16, softmax)
     with pytest.raises(ModelRefused, match=r"expert_gating_func 1: glm4_moe .* computes 2"):
+        convert(tmp_path / "model.gguf", tmp_path)
+
+
+def test_a_scale_that_the_file_leaves_out_is_not_guessed(tmp_path: Path) -> None:
+    granite = converted.FOLDER / "granite.gguf"
+    requantized(granite, tmp_path / "model.gguf", Kind.Q8_0, {"granite.attention.scale": None})
+    with pytest.raises(ModelRefused, match=r"has no granite\.attention\.scale"):
         convert(tmp_path / "model.gguf", tmp_path)
 
 

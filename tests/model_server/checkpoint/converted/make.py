@@ -89,6 +89,27 @@ _SIGMOID_EXPERTS = {
     "num_experts_per_tok": 2,
     "rms_norm_eps": 1e-5,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 20000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "attention_factor": 1.3,
+    "beta_fast": 24.0,
+    "beta_slow": 2.0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_PLAIN = {"rope_type": "default", "rope_theta": 20000.0}
+_HALF = {**_PLAIN, "partial_rotary_factor": 0.5}
+# Every fourth layer has none, or no rotation.
+_IN_FOURS = {**_SPLIT, "num_hidden_layers": 4, "tie_word_embeddings": True}
 # By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {
@@ -97,13 +118,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+        "rope_parameters": _PLAIN,
     },
     "qwen2_moe": {
         **_SPLIT,
         **_EXPERTS,
         "shared_expert_intermediate_size": 64,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+        "rope_parameters": _PLAIN,
     },
     "granitemoe": {
         **_SPLIT,
@@ -250,6 +271,86 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 4,
         "tie_word_embeddings": True,
     },
+    "smollm3": {**_IN_FOURS, "rope_parameters": _PLAIN},
+    "granite": {
+        **_SPLIT,
+        "rope_parameters": _PLAIN,
+        "embedding_multiplier": 12.3,
+        "logits_scaling": 7.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.3,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": {**_SPLIT, "rope_parameters": _PLAIN},
+    "olmo3": {
+        **_IN_FOURS,
+        "rope_parameters": {"full_attention": _YARN, "sliding_attention": _PLAIN},
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "tie_word_embeddings": False,
+    },
+    "seed_oss": {
+        **_LEN,
+        "rope_parameters": _PLAIN,
+        "attention_bias": True,
+        "attention_out_bias": False,
+    },
+    "ernie4_5": {**_LEN, "rope_parameters": _PLAIN, "tie_word_embeddings": True},
+    "exaone4": {
+        **_IN_FOURS,
+        "rope_parameters": _LLAMA3,
+        "max_position_embeddings": 131072,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+    },
+    "exaone4-full": {
+        **_SPLIT,
+        "rope_parameters": _PLAIN,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+    },
+    "glm4": {**_LEN, "rope_parameters": _HALF, "attention_bias": True},
+    "cohere": {
+        **_SPLIT,
+        "rope_parameters": _PLAIN,
+        "logit_scale": 0.3,
+        "use_qk_norm": True,
+        "tie_word_embeddings": True,
+    },
+    "cohere2": {
+        **_IN_FOURS,
+        "rope_parameters": _PLAIN,
+        "logit_scale": 0.25,
+        "sliding_window": 8,
+        "rotary_pct": 1.0,
+    },
+    "starcoder2": {
+        **_SPLIT,
+        "rope_parameters": _PLAIN,
+        "use_bias": True,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+    "stablelm": {
+        **_SPLIT,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
+        "use_qkv_bias": True,
+    },
+    "arcee": {**_SPLIT, "rope_parameters": _YARN},
+    "hunyuan_v1_dense": {
+        **_LEN,
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "alpha": 1000.0,
+            "factor": 1.0,
+        },
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "nemotron": {**_SPLIT, "rope_parameters": _HALF},
 }
 
 
