@@ -27,6 +27,8 @@ SETTINGS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# Of all heads of a state, in a file; in a class of one.
+STATE_LEN = "ssm.inner_size"
 REQUIRED = ("embedding_length", "block_count", "context_length", "attention.head_count")
 
 
@@ -58,7 +60,7 @@ class Architecture:
     constants:        what the class must be told and no file says
     rope:             the same of a scaled rotation
     expected:         what the class computes alone, where a file says it
-    names:            parts of parameters' names that `gguf` knows by others
+    names:            parts of parameters' names that `gguf` knows by others; gate+up: by two
     with_experts:     what it is where a file has experts
     with_window:      what it is where a file has a window
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
@@ -95,7 +97,34 @@ _DELTA = {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
+    STATE_LEN: "linear_value_head_dim",
 }
+_GRANITE_HYBRID = Architecture(
+    "granitemoehybrid",
+    settings={
+        "expert_count": "num_local_experts",
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "logit_scale": "logits_scaling",
+        "residual_scale": "residual_multiplier",
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+        STATE_LEN: "mamba_d_head",
+    },
+    constants={"num_local_experts": 0, "position_embedding_type": "nope"},
+    # Bamba's, which rotates, have the same name.
+    expected={"rope.scaling.finetuned": False},
+    names={
+        ".dt_bias": ".dt_proj.bias",
+        ".shared_mlp.input_linear.": ".feed_forward.gate+up_proj.",
+        ".shared_mlp.output_linear.": ".feed_forward.down_proj.",
+    },
+    is_interleaved=True,
+    mixer="linear_attention",
+)
 _SHARED_EXPERT = {
     "expert_count": "num_experts",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -228,6 +257,17 @@ ARCHITECTURES = {
     "phi3": Architecture(
         "phi3",
         settings={"rope.scaling.original_context_length": "original_max_position_embeddings"},
+    ),
+    "granitehybrid": replace(
+        _GRANITE_HYBRID,
+        with_experts=replace(
+            _GRANITE_HYBRID,
+            names={
+                ".dt_bias": ".dt_proj.bias",
+                ".shared_mlp.input_linear.": ".mlp.shared_expert.gate+up_proj.",
+                ".block_sparse_moe.": ".mlp.",
+            },
+        ),
     ),
     "lfm2": _LFM2,
     "lfm2moe": replace(

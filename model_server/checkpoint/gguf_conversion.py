@@ -11,6 +11,7 @@ Exit codes: 0 made, with a line about the file on stdout; 1 not, with a line on 
 
 import argparse
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from model_server.checkpoint.gguf_architectures import (
     ARCHITECTURES,
     REQUIRED,
     SETTINGS,
+    STATE_LEN,
     Architecture,
 )
 from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor
@@ -61,6 +63,7 @@ _BY_TENSORS = {
     "use_bias": "attn_q.bias",
     "use_qkv_bias": "attn_q.bias",
     "use_qk_norm": "attn_q_norm.weight",
+    "mamba_conv_bias": "ssm_conv1d.bias",
 }
 # What the config, or the tensors' own shapes, say otherwise.
 _KNOWN_OTHERWISE = frozenset(
@@ -83,7 +86,6 @@ _KNOWN_OTHERWISE = frozenset(
         # Which layers have no attention.
         "attention.recurrent_layers",
         "full_attention_interval",
-        "ssm.inner_size",
         "nextn_predict_layers",
     )
 )
@@ -197,9 +199,6 @@ def _config(source: _Source) -> dict[str, Any]:
     if rules.mixer is not None:
         attends = _attending_layers(source, config["num_hidden_layers"])
         config["layer_types"] = ["full_attention" if each else rules.mixer for each in attends]
-    if "linear_num_value_heads" in config:
-        inner_len = source.value("ssm.inner_size")
-        config["linear_value_head_dim"] = inner_len // config["linear_num_value_heads"]
     num_heads = config["num_attention_heads"]
     head_dim = source.value("attention.key_length") or config["hidden_size"] // num_heads
     config["head_dim"] = head_dim
@@ -233,6 +232,8 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for key in source.own_names():
         value = source.value(key)
+        if key == STATE_LEN:
+            value //= source.value("ssm.time_step_rank")
         if key in source.rules.expected:
             expected = source.rules.expected[key]
             if value != expected:
@@ -439,11 +440,13 @@ def _stored_names(names: TensorNameMap, rules: Architecture, name: str) -> list[
         name = name.replace(own, known)
     wanted = [name]
     # In a class some names have no end, as those of all experts' weights.
-    if not name.endswith((".weight", ".bias", ".A_log")):
+    if not name.endswith((".weight", ".bias", ".A_log", ".D")):
         stem, end = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
         wanted = [stem + end]
         if stem.endswith(".gate_up_proj"):
             wanted = [stem.replace("gate_up", part) + end for part in ("gate", "up")]
+    if "gate+up" in name:
+        wanted = [name.replace("gate+up", part) for part in ("gate", "up")]
     if ".in_proj_qkvz." in name:
         wanted = [name.replace("qkvz", part) for part in ("qkv", "z")]
     return [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
@@ -468,7 +471,10 @@ def _tensor(
     joined[axis] = sum(part.shape[axis] for part in parts)
     if inputs_first:
         joined[1:] = reversed(joined[1:])
-    # A row alone is stored as a vector, and a convolution's inputs, of one each, are left out.
+    # A row alone is stored as a vector, and a convolution's inputs, of one each, are left out; of a
+    # state's vectors some are stored as rows.
+    if len(shape) == 1:
+        joined = [math.prod(joined)]
     if [n for n in joined if n != 1] != [n for n in shape if n != 1]:
         raise ModelRefused(
             f"{' and '.join(stored_names)} has the shape {joined}, and by its metadata the model's"

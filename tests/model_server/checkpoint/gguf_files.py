@@ -170,7 +170,7 @@ def requantized(
         is_plain = (
             values.ndim == 1
             or tensor.name.endswith(".bias")
-            or "ffn_gate_inp" in tensor.name
+            or any(part in tensor.name for part in ("ffn_gate_inp", "norm"))
             or values.shape[-1] % 32
         )
         of_kind = Kind.F32 if is_plain else kind

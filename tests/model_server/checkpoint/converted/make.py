@@ -110,6 +110,26 @@ _PLAIN = {"rope_type": "default", "rope_theta": 20000.0}
 _HALF = {**_PLAIN, "partial_rotary_factor": 0.5}
 # Every fourth layer has none, or no rotation.
 _IN_FOURS = {**_SPLIT, "num_hidden_layers": 4, "tie_word_embeddings": True}
+_GRANITE_HYBRID = {
+    **_SPLIT,
+    "layer_types": ["linear_attention", "full_attention"],
+    "intermediate_size": 32,
+    "shared_intermediate_size": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.6,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "position_embedding_type": "nope",
+    "tie_word_embeddings": True,
+}
+# Of config.json as it is published, where transformers writes another.
+_PUBLISHED = {"granitemoehybrid": {"layer_types": ["mamba", "attention"]}}
 # By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {
@@ -137,6 +157,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.6,
         "tie_word_embeddings": True,
     },
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "granitemoehybrid-dense": {**_GRANITE_HYBRID, "num_local_experts": 0},
     "glm4_moe": {
         **_SIGMOID_EXPERTS,
         "n_routed_experts": 4,
@@ -412,6 +434,9 @@ def make(name: str, llama_cpp: Path, python: Path) -> None:
         model.bfloat16().save_pretrained(folder)
         if "mtp_num_hidden_layers" in CONFIGS[name]:
             add_draft_layer(Path(folder), like=1)
+        config_path = Path(folder) / "config.json"
+        published = _PUBLISHED.get(name.split("-")[0], {})
+        config_path.write_text(json.dumps(json.loads(config_path.read_text()) | published))
         write_tokenizer(Path(folder))
         given = ["--outtype", "bf16", "--outfile", str(FOLDER / f"{name}.gguf"), folder]
         command = [str(python), "-c", _CONVERTER, str(llama_cpp.resolve()), *given]
