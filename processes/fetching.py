@@ -12,7 +12,7 @@ from pathlib import Path
 
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
-from processes.gguf_cache import DESCRIPTION, GgufCache
+from processes.gguf_cache import DESCRIPTION, GgufCache, files_of_gguf
 from processes.logs import Console
 from processes.model_folders import NotOnHub, local_folder
 
@@ -75,7 +75,7 @@ async def _make(
 async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Console) -> Path:
     path = Path(os.path.expanduser(deployment.model_id))
     if not path.is_dir() and _gguf_file(path) is not None:
-        return path.resolve()
+        return path.absolute()
     try:
         folder = local_folder(deployment.model_id)
     except NotOnHub as error:
@@ -101,11 +101,16 @@ def _gguf_file(path: Path) -> Path | None:
     Raises ChildFailed for one of several.
     """
     if not path.is_dir():
-        return path.resolve() if path.suffix == ".gguf" and path.is_file() else None
-    files = sorted(path.glob("*.gguf"))
+        return path.absolute() if path.suffix == ".gguf" and path.is_file() else None
+    files = [
+        file
+        for file in sorted(path.glob("*.gguf"))
+        # What sees has a file of its own.
+        if files_of_gguf(file)[0] == file and not file.name.startswith("mmproj")
+    ]
     if not files or any(path.glob("*.safetensors")):
         return None
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ChildFailed(f"{path}: has several GGUF files; name one of them: {names}")
-    return files[0].resolve()
+    return files[0].absolute()

@@ -6,6 +6,7 @@ The key is of the file as it is, and of what reads it: a changed file, or anothe
 another one. Each server gets a copy of its own, so that what is kept may go at any time.
 """
 
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -20,6 +21,19 @@ _READERS = ("tandem", "transformers", "tokenizers", "gguf")
 _SOURCES = Path(__file__).parents[1] / "model_server" / "checkpoint"
 
 
+_SPLIT_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+
+
+def files_of_gguf(path: Path) -> tuple[Path, ...]:
+    """All that a file was split into, by the name of one of them; or the file itself."""
+    named = _SPLIT_NAME.fullmatch(path.name)
+    if named is None:
+        return (path,)
+    stem, count = named.groups()
+    numbers = range(1, 1 + int(count))
+    return tuple(path.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in numbers)
+
+
 class GgufCache:
     """Owner of what is kept; shared by processes."""
 
@@ -28,13 +42,16 @@ class GgufCache:
         self._place = place or Path.home() / ".cache" / "tandem" / "gguf"
 
     def key(self, file: Path) -> str:
-        """Of the file as it is now. Raises OSError."""
-        stat = file.stat()
+        """Of the file, or of all that it was split into, as they are now. Raises OSError."""
+        stats = [(str(each), each.stat()) for each in files_of_gguf(file)]
         versions = [version(name) for name in _READERS]
         # Of a checkout, where the version stays and the code does not.
         sources = [path.read_bytes() for path in sorted(_SOURCES.glob("gguf_*.py"))]
-        of_file = (str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-        return sha256(repr((of_file, versions, sources)).encode()).hexdigest()[:32]
+        of_files = [
+            (name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+            for name, stat in stats
+        ]
+        return sha256(repr((of_files, versions, sources)).encode()).hexdigest()[:32]
 
     def copy_to(self, target: Path, key: str) -> bool:
         """Whether it was kept, and is in the empty folder `target` now."""

@@ -176,7 +176,7 @@ def files_of(folder: Path) -> str:
         files = [path for path in folder.iterdir() if path.is_file()]
         gguf = GgufFile.of_folder(folder)
         if gguf is not None:
-            files.append(gguf.path)
+            files += gguf.paths
         stats = [(path.name, path.stat()) for path in sorted(files)]
     except OSError as error:
         raise CheckpointBroken(f"{folder}: {error.strerror}") from error

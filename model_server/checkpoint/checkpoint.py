@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from model_server.checkpoint.gguf_file import GgufFile
 from model_server.errors import CheckpointBroken, FetchStalled, ModelRefused
+from processes.gguf_cache import files_of_gguf
 from processes.model_folders import DownloadStalled, HubError, find_folder
 
 CONFIG_NAME = "config.json"
@@ -48,14 +49,18 @@ _ITEM_BITS = {
 def find_checkpoint(model_id: str, revision: str | None) -> Path:
     """The folder of `model_id`, a local folder or a hub id; downloads what is missing.
 
-    Of OWNER/NAME/FILE.gguf it is that file. Other weights are safetensors only: unpickling runs
-    code. Raises ModelRefused with the reason.
+    Of OWNER/NAME/[FOLDER/]FILE.gguf it is that file, with all that it was split into. Other weights
+    are safetensors only: unpickling runs code. Raises ModelRefused with the reason.
     """
-    repository, _, gguf_name = model_id.rpartition("/")
-    is_gguf = bool(repository) and gguf_name.endswith(".gguf")
+    names = model_id.split("/")
+    num_of_repository = 2 if len(names) > 2 else 1
+    repository = "/".join(names[:num_of_repository])
+    gguf_name = "/".join(names[num_of_repository:])
+    is_gguf = gguf_name.endswith(".gguf")
     try:
         if is_gguf:
-            path = find_folder(repository, revision, (gguf_name,)) / gguf_name
+            wanted = [str(each) for each in files_of_gguf(Path(gguf_name))]
+            path = find_folder(repository, revision, wanted) / gguf_name
         else:
             path = find_folder(model_id, revision, (*SMALL_FILES, "*.safetensors"))
     except DownloadStalled as error:

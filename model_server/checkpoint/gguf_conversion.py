@@ -47,7 +47,7 @@ from model_server.checkpoint.gguf_kinds import PACKED_KINDS, PLAIN_KINDS, Stored
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
 from model_server.recipe.small import saved_buffers
-from processes.gguf_cache import DESCRIPTION
+from processes.gguf_cache import DESCRIPTION, files_of_gguf
 
 # Of yarn, what a file may say.
 _YARN = {
@@ -118,23 +118,24 @@ class _Source:
     """A file's metadata and tensors. Raises ModelRefused where it is none of ours."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            reader = GGUFReader(path)
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise ModelRefused(f"is no whole GGUF file: {error}") from error
-        if reader.endianess != GGUFEndian.LITTLE:
-            raise ModelRefused("has its numbers in the order of big-endian machines")
+        """`path`: of the file, or of one of those that it was split into."""
+        self.paths = files_of_gguf(path)
+        readers = [_reader(each) for each in self.paths]
         self.metadata: dict[str, Any] = {
-            name: _shortest(field.contents()) for name, field in reader.fields.items()
+            name: _shortest(field.contents()) for name, field in readers[0].fields.items()
         }
-        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.architecture = str(self.metadata.get("general.architecture"))
-        num_files = self.metadata.get("split.count", 1)
-        if num_files not in (0, 1):
+        num_files = self.metadata.get("split.count") or 1
+        if num_files != len(self.paths):
             raise ModelRefused(
-                f"is one of {num_files} parts; join them with llama-gguf-split --merge"
+                f"is one of {num_files} parts, and its name is not"
+                f" NAME-00001-of-{num_files:05}.gguf"
             )
+        self.tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        # Of each tensor, in which of `paths` it is.
+        self.files = {
+            tensor.name: index for index, each in enumerate(readers) for tensor in each.tensors
+        }
+        self.architecture = str(self.metadata.get("general.architecture"))
         if self.architecture not in ARCHITECTURES:
             raise ModelRefused(
                 f"general.architecture {self.architecture!r}: of GGUF files"
@@ -161,6 +162,18 @@ class _Source:
         return self.metadata.get(f"{self.architecture}.{name}")
 
 
+def _reader(path: Path) -> GGUFReader:
+    if not path.is_file():
+        raise ModelRefused(f"lacks its part {path.name}")
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise ModelRefused(f"is no whole GGUF file: {error}") from error
+    if reader.endianess != GGUFEndian.LITTLE:
+        raise ModelRefused("has its numbers in the order of big-endian machines")
+    return reader
+
+
 def _shortest(value: Any) -> Any:
     """Of a float32 the shortest decimals."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -168,11 +181,11 @@ def _shortest(value: Any) -> Any:
 
 def convert(path: Path, target: Path) -> str:
     """Write the folder; answers what the file is, in one line. Raises ModelRefused and the like."""
-    source = _Source(path.resolve())
+    source = _Source(path.absolute())
     try:
         (target / "config.json").write_text(json.dumps(_config(source)))
         (target / "generation_config.json").write_text(json.dumps(_sampling(source)))
-        write_tokenizer(source.path, source.metadata, target)
+        write_tokenizer(source.paths[0], source.metadata, target)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelRefused(f"its metadata cannot be read: {error!r}") from error
     config = zoo.read_config(target, trust_remote_code=False)
@@ -180,7 +193,7 @@ def convert(path: Path, target: Path) -> str:
     numbers = dict(module.named_parameters()) | saved_buffers(module)
     tensors = _placed(source, config, {name: tuple(each.shape) for name, each in numbers.items()})
     _require_readable({part.kind for tensor in tensors.values() for part in tensor.parts})
-    GgufFile(source.path, tensors).write_index(target)
+    GgufFile(source.paths, tensors).write_index(target)
     described = _described(source, tensors)
     (target / DESCRIPTION).write_text(described)
     return described
@@ -500,6 +513,7 @@ def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
         kind=stored.tensor_type.name,
         shape=tuple(map(int, reversed(stored.shape))),
         offset=int(stored.data_offset),
+        file=source.files[stored_name],
         num_heads=num_heads,
         turned_rows=turned_rows,
         turned_columns=turned_columns,
@@ -546,7 +560,7 @@ def _described(source: _Source, tensors: Mapping[str, GgufTensor]) -> str:
     total = numbers.total()
     shares = ", ".join(f"{100 * n / total:.0f} % {kind}" for kind, n in numbers.most_common(3))
     described = (
-        f"{source.path}: {source.architecture}, {shares}: {8 * num_bytes / total:.2f} bits a"
+        f"{source.paths[0]}: {source.architecture}, {shares}: {8 * num_bytes / total:.2f} bits a"
         f" weight, {num_bytes / 2**20:.0f} MiB"
     )
     widened = sum(n for kind, n in numbers.items() if kind not in PACKED_KINDS | PLAIN_KINDS)

@@ -11,7 +11,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class GgufPart:
     kind: str
     shape: tuple[int, ...]
     offset: int
+    file: int = 0
     num_heads: int | None = None
     turned_rows: tuple[int, int, int] | None = None
     turned_columns: tuple[int, int] | None = None
@@ -98,11 +99,13 @@ def _frozen(value: Any) -> Any:
 class GgufFile:
     """The tensors of one file. What is given is valid as long as nobody writes to the file."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, GgufTensor]) -> None:
-        self.path = path
+    def __init__(self, paths: Sequence[Path], tensors: Mapping[str, GgufTensor]) -> None:
+        """`paths`: of all that it was split into."""
+        self.paths = paths
         self.tensors = tensors
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-        self._bytes: npt.NDArray[np.uint8] = mapped.view(np.ndarray)
+        self._bytes: list[npt.NDArray[np.uint8]] = [
+            np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray) for path in paths
+        ]
 
     @classmethod
     def of_folder(cls, folder: Path) -> "GgufFile | None":
@@ -111,16 +114,20 @@ class GgufFile:
         if not index.is_file():
             return None
         content: dict[str, Any] = json.loads(index.read_text())
-        path = Path(content["file"])
-        if not path.is_file() or path.stat().st_size != content["file_bytes"]:
-            raise CheckpointBroken(f"{path}: is not the file any more that was read at the start")
+        paths = []
+        for name, num_bytes in content["files"].items():
+            path = Path(name)
+            if not path.is_file() or path.stat().st_size != num_bytes:
+                raise CheckpointBroken(
+                    f"{path}: is not the file any more that was read at the start"
+                )
+            paths.append(path)
         tensors = {name: GgufTensor.from_json(each) for name, each in content["tensors"].items()}
-        return cls(path, tensors)
+        return cls(paths, tensors)
 
     def write_index(self, folder: Path) -> None:
         content = {
-            "file": str(self.path),
-            "file_bytes": self.path.stat().st_size,
+            "files": {str(path): path.stat().st_size for path in self.paths},
             "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
         }
         (folder / GGUF_INDEX_NAME).write_text(json.dumps(content))
@@ -131,7 +138,7 @@ class GgufFile:
 
     def stored(self, part: GgufPart, expert: int | None = None) -> StoredRows:
         """In the order of the class's rows; inputs and numbers are still the file's."""
-        of_part = self._bytes[part.offset : part.offset + part.num_bytes]
+        of_part = self._bytes[part.file][part.offset : part.offset + part.num_bytes]
         shape = part.shape
         if expert is not None:
             of_part = of_part.reshape(shape[0], -1)[expert]

@@ -42,7 +42,7 @@ class GgufParameters(GroupedParameters):
         kinds = set[str]().union(*self._kinds.values())
         if others := sorted(kinds - {*PACKED_KINDS, *PLAIN_KINDS}):
             _log.info(
-                "%s: what it has in %s is dequantized to bfloat16", file.path, ", ".join(others)
+                "%s: what it has in %s is dequantized to bfloat16", file.paths[0], ", ".join(others)
             )
 
     @classmethod

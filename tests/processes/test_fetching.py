@@ -35,7 +35,7 @@ async def test_a_gguf_file_becomes_a_folder_without_weights_and_is_read_once(
     own.mkdir()
     made = await fetched(path, own)
     assert made.parent == own
-    assert json.loads((made / "gguf_index.json").read_text())["file"] == str(path)
+    assert [*json.loads((made / "gguf_index.json").read_text())["files"]] == [str(path)]
     assert (made / "tokenizer.json").is_file()
     assert "llama, 100 % F32: 32.00 bits a weight" in capfd.readouterr().err
     # The only one of a folder is meant by the folder's name.
@@ -73,6 +73,21 @@ async def test_of_several_gguf_files_one_has_to_be_named(tmp_path: Path) -> None
         (tmp_path / name).touch()
     with pytest.raises(ChildFailed, match=r"name one of them: a-Q4_0\.gguf, b-Q8_0\.gguf"):
         await fetched(tmp_path, tmp_path)
+
+
+async def test_of_a_gguf_file_in_parts_the_folder_or_any_part_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_gguf(folder / "tiny.gguf", small_model("llama"), split_max_tensors=12)
+    (folder / "mmproj-F16.gguf").touch()
+    names = sorted(path.name for path in folder.glob("tiny-*"))
+    assert names == ["tiny-00001-of-00002.gguf", "tiny-00002-of-00002.gguf"]
+    for named in (folder, folder / names[1]):
+        own_folder = tmp_path / f"own-{named.name}"
+        own_folder.mkdir()
+        made = await fetched(named, own_folder)
+        files = json.loads((made / "gguf_index.json").read_text())["files"]
+        assert [*files] == [str(folder / name) for name in names]
 
 
 async def test_safetensors_go_before_a_gguf_file_beside_them(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from processes import gguf_cache
-from processes.gguf_cache import GgufCache
+from processes.gguf_cache import GgufCache, files_of_gguf
 
 
 @pytest.fixture
@@ -51,6 +51,22 @@ def test_what_cannot_be_kept_leaves_nothing(file: Path, made: Path, tmp_path: Pa
     with pytest.raises(OSError, match="No such file"):
         cache.keep(made, cache.key(file))
     assert not [*(tmp_path / "kept").iterdir()]
+
+
+def test_each_part_of_a_file_names_all_of_them() -> None:
+    parts = (Path("x/a-00001-of-00002.gguf"), Path("x/a-00002-of-00002.gguf"))
+    assert files_of_gguf(parts[0]) == files_of_gguf(parts[1]) == parts
+    assert files_of_gguf(Path("x/a-1-of-2.gguf")) == (Path("x/a-1-of-2.gguf"),)
+
+
+def test_a_file_is_another_when_one_of_its_parts_is(tmp_path: Path) -> None:
+    cache = GgufCache(tmp_path / "kept")
+    first, second = files_of_gguf(tmp_path / "model-00001-of-00002.gguf")
+    first.write_bytes(b"first")
+    second.write_bytes(b"second")
+    before = cache.key(first)
+    second.write_bytes(b"another")
+    assert cache.key(first) != before
 
 
 def test_a_file_that_was_exchanged_for_one_of_the_same_size_and_time_is_another(

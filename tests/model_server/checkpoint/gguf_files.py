@@ -70,16 +70,20 @@ def write_gguf(
     kind: Kind = Kind.F32,
     order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
     control_tokens: Sequence[str] = (),
+    split_max_tensors: int = 0,
     **metadata: Any,
 ) -> Path:
     """Matrices in `kind`, vectors in float32.
 
-    control_tokens: texts of the tokens from the tenth
-    metadata:       more, by names with __ for a dot
+    control_tokens:    texts of the tokens from the tenth
+    split_max_tensors: in each file
+    metadata:          more, by names with __ for a dot
     """
     config = model.config
     architecture = config.model_type.removesuffix("_text")
-    writer = gguf.GGUFWriter(path, architecture, endianess=order)
+    writer = gguf.GGUFWriter(
+        path, architecture, endianess=order, split_max_tensors=split_max_tensors
+    )
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -132,7 +132,12 @@ REPOS = {
     "someone/safe": {"config.json": b"{}", "model.safetensors": b"weights", "notes.md": b"no"},
     "someone/stuck": {"config.json": b"{}", "model.safetensors": b"x" * 1000},
     "someone/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
-    "someone/packed": {"a.gguf": b"of a", "b.gguf": b"of b"},
+    "someone/packed": {
+        "a.gguf": b"of a",
+        "b.gguf": b"of b",
+        "c/c-00001-of-00002.gguf": b"first of c",
+        "c/c-00002-of-00002.gguf": b"second of c",
+    },
 }
 
 
@@ -262,6 +267,12 @@ def test_of_a_repository_of_gguf_files_the_one_that_is_named_is_fetched(
     assert [path.name for path in Path(found).parent.iterdir()] == ["b.gguf"]
     assert Path(found).read_bytes() == b"of b"
     assert missing == "refused: 'someone/packed' has no file c.gguf"
+
+
+def test_of_a_gguf_file_in_parts_all_are_fetched(hub_environ: dict[str, str]) -> None:
+    (found,) = download(hub_environ, "someone/packed/c/c-00001-of-00002.gguf")
+    parts = sorted(path.read_bytes() for path in Path(found).parent.iterdir())
+    assert parts == [b"first of c", b"second of c"]
 
 
 def test_a_fetch_to_which_nothing_comes_any_more_is_given_up(hub_environ: dict[str, str]) -> None:

@@ -145,7 +145,7 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
     [
         ({"general__architecture": "mamba"}, "'mamba': of GGUF files llama, qwen2"),
         ({"llama__rope__scaling__type": "longrope"}, r"rope\.scaling\.type 'longrope'"),
-        ({"split__count": 2}, "one of 2 parts"),
+        ({"split__count": 2}, r"one of 2 parts, and its name is not NAME-00001-of-00002\.gguf"),
         ({"blk__0__other": np.ones(4, np.float32)}, r"1 tensors .* as blk\.0\.other"),
         ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
         ({"llama__rope__dimension_count": 8}, r"dimension_count 8: llama .* heads of 32 whole"),
@@ -177,6 +177,21 @@ def test_a_scale_that_the_file_leaves_out_is_not_guessed(tmp_path: Path) -> None
     requantized(granite, tmp_path / "model.gguf", Kind.Q8_0, {"granite.attention.scale": None})
     with pytest.raises(ModelRefused, match=r"has no granite\.attention\.scale"):
         convert(tmp_path / "model.gguf", tmp_path)
+
+
+def test_a_file_in_parts_is_the_model_that_it_was_split_from(tmp_path: Path) -> None:
+    model = small_model("llama")
+    write_gguf(tmp_path / "model.gguf", model, split_max_tensors=5)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) > 2
+    described = convert(parts[1], tmp_path)
+    assert described.startswith(f"{parts[0]}: llama, ")
+    expected = {name: each.clone() for name, each in model.named_parameters()}
+    for name, each in dequantized(model, tmp_path).named_parameters():
+        assert torch.allclose(each, expected[name], atol=1e-6), name
+    parts[2].unlink()
+    with pytest.raises(ModelRefused, match=f"lacks its part {parts[2].name}"):
+        convert(parts[0], tmp_path)
 
 
 def test_numbers_in_the_order_of_other_machines_are_refused(tmp_path: Path) -> None:

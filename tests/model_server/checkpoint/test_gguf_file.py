@@ -57,10 +57,10 @@ def test_a_file_that_changed_since_it_was_read_is_refused(tmp_path: Path) -> Non
     file_of(tmp_path, "F16")
     with (tmp_path / "model.gguf").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(CheckpointBroken, match="is not the file any more"):
+    with pytest.raises(CheckpointBroken, match="is not the file any more that was read"):
         GgufFile.of_folder(tmp_path)
     (tmp_path / "model.gguf").unlink()
-    with pytest.raises(CheckpointBroken, match="is not the file any more"):
+    with pytest.raises(CheckpointBroken, match="is not the file any more that was read"):
         GgufFile.of_folder(tmp_path)
 
 

@@ -21,7 +21,7 @@ def test_no_number_changes_where_runs_of_inputs_are_in_another_order(
     in_order = file.get_tensor(DOWN)
     num_runs = in_order.shape[1] // 32
     turned = replace(tensor, parts=(replace(tensor.parts[0], turned_columns=(num_runs // 2, 2)),))
-    parameters = GgufParameters(GgufFile(file.path, {"own": turned}), {"own": "own"})
+    parameters = GgufParameters(GgufFile(file.paths, {"own": turned}), {"own": "own"})
     weight = parameters.grouped("own")
     assert weight is not None
     assert torch.equal(weight.dense(), parameters["own"])
@@ -55,7 +55,7 @@ def test_other_kinds_are_dequantized_to_bfloat16_and_named(
     parameters = GgufParameters(file, {"own": DOWN})
     assert parameters.grouped("own") is None
     assert torch.equal(parameters["own"], file.get_tensor(DOWN).bfloat16())
-    assert caplog.messages == [f"{file.path}: what it has in IQ3_S is dequantized to bfloat16"]
+    assert caplog.messages == [f"{file.paths[0]}: what it has in IQ3_S is dequantized to bfloat16"]
 
 
 @pytest.mark.parametrize(
