@@ -196,7 +196,13 @@ ARCHITECTURES = {
         names={".block_sparse_moe.": ".mlp."},
         is_interleaved=True,
     ),
-    "glm4moe": Architecture("glm4_moe", settings=_DEEPSEEK, expected=_SIGMOID),
+    # Solar Open's files too, which say nothing of layers without experts.
+    "glm4moe": Architecture(
+        "glm4_moe",
+        settings=_DEEPSEEK,
+        constants={"first_k_dense_replace": 0},
+        expected=_SIGMOID,
+    ),
     "dots1": Architecture(
         "dots1", settings=_DEEPSEEK, constants={"sliding_window": None}, expected=_SIGMOID
     ),
@@ -246,6 +252,15 @@ ARCHITECTURES = {
             "expert_group_used_count": 1,
         },
         names={".expert_bias": ".expert_bias.bias"},
+    ),
+    "exaone-moe": Architecture(
+        "exaone_moe",
+        settings={
+            **_DEEPSEEK,
+            "expert_count": "num_experts",
+            "expert_shared_count": "num_shared_experts",
+        },
+        expected=_SIGMOID,
     ),
     "olmoe": Architecture(
         "olmoe",

@@ -40,7 +40,6 @@ from model_server.checkpoint.gguf_architectures import (
     REQUIRED,
     SETTINGS,
     STATE_LEN,
-    Architecture,
 )
 from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor
 from model_server.checkpoint.gguf_kinds import PACKED_KINDS, PLAIN_KINDS, StoredRows
@@ -434,7 +433,7 @@ def _placed(
     left_out = (*factors, *(f"blk.{index}." for index in drafts))
     unused = {name for name in source.tensors if not name.startswith(left_out)}
     for name, shape in shapes.items():
-        stored_names = _stored_names(names, source.rules, name)
+        stored_names = _stored_names(source, names, name)
         for stored_name in stored_names:
             if stored_name not in unused:
                 raise ModelRefused(f"lacks {stored_name}, which its architecture has")
@@ -447,9 +446,9 @@ def _placed(
     return placed
 
 
-def _stored_names(names: TensorNameMap, rules: Architecture, name: str) -> list[str]:
+def _stored_names(source: _Source, names: TensorNameMap, name: str) -> list[str]:
     """Of the file's tensors that a parameter is made of."""
-    for own, known in rules.names.items():
+    for own, known in source.rules.names.items():
         name = name.replace(own, known)
     wanted = [name]
     # In a class some names have no end, as those of all experts' weights.
@@ -462,7 +461,11 @@ def _stored_names(names: TensorNameMap, rules: Architecture, name: str) -> list[
         wanted = [name.replace("gate+up", part) for part in ("gate", "up")]
     if ".in_proj_qkvz." in name:
         wanted = [name.replace("qkvz", part) for part in ("qkv", "z")]
-    return [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
+    stored = [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
+    # With --fuse-gate-up-exps the converter has joined them.
+    fused = stored[0].replace(".ffn_gate_exps.", ".ffn_gate_up_exps.")
+    is_fused = fused != stored[0] and fused in source.tensors
+    return [fused] if is_fused and not source.rules.experts_turned else stored
 
 
 def _tensor(

@@ -221,6 +221,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mup_enabled": True,
         "rms_norm_eps": 1e-5,
     },
+    "exaone_moe": {
+        **_SPLIT,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 2,
+        "sliding_window": 8,
+        "scoring_func": "sigmoid",
+    },
+    "solar_open": {
+        **_SIGMOID_EXPERTS,
+        "num_hidden_layers": 1,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 1.0,
+        },
+    },
     "olmoe": {
         **_SPLIT,
         "intermediate_size": 32,
@@ -376,6 +401,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+# Whose experts' gates and ups the converter joins, where it is told to.
+_FUSED = ("qwen3_next",)
+
+
 def small_model(name: str) -> Any:
     """With numbers of bfloat16, of unit gain; norms and biases are not one and none."""
     torch.manual_seed(0)
@@ -439,6 +468,7 @@ def make(name: str, llama_cpp: Path, python: Path) -> None:
         config_path.write_text(json.dumps(json.loads(config_path.read_text()) | published))
         write_tokenizer(Path(folder))
         given = ["--outtype", "bf16", "--outfile", str(FOLDER / f"{name}.gguf"), folder]
+        given += ["--fuse-gate-up-exps"] if name in _FUSED else []
         command = [str(python), "-c", _CONVERTER, str(llama_cpp.resolve()), *given]
         subprocess.run(command, check=True)
     answer = {"prompt": PROMPT, "logits": [round(each, 4) for each in logits.tolist()]}
