@@ -267,6 +267,8 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     for key in (*REQUIRED, *source.rules.required):
         if names[key] not in config:
             raise ModelRefused(f"has no {source.architecture}.{key}")
+    if not any(key.endswith("_epsilon") for key in source.own_names()):
+        raise ModelRefused(f"has no {source.architecture}.attention.layer_norm_rms_epsilon")
     return config
 
 

@@ -172,10 +172,12 @@ def test_experts_that_are_scored_in_another_way_are_refused(tmp_path: Path) -> N
         convert(tmp_path / "model.gguf", tmp_path)
 
 
-def test_a_scale_that_the_file_leaves_out_is_not_guessed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["scale", "layer_norm_rms_epsilon"])
+def test_a_number_that_the_file_leaves_out_is_not_guessed(key: str, tmp_path: Path) -> None:
     granite = converted.FOLDER / "granite.gguf"
-    requantized(granite, tmp_path / "model.gguf", Kind.Q8_0, {"granite.attention.scale": None})
-    with pytest.raises(ModelRefused, match=r"has no granite\.attention\.scale"):
+    without = {f"granite.attention.{key}": None}
+    requantized(granite, tmp_path / "model.gguf", Kind.Q8_0, without)
+    with pytest.raises(ModelRefused, match=rf"has no granite\.attention\.{key}"):
         convert(tmp_path / "model.gguf", tmp_path)
 
 

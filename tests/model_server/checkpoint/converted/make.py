@@ -63,6 +63,8 @@ _LEN = {
 }
 # Of the families whose heads are hidden_size / num_attention_heads long.
 _SPLIT = {**_LEN, "num_attention_heads": 2, "num_key_value_heads": 1}
+# Large enough that another one is seen.
+_EPS = {"rms_norm_eps": 0.01}
 _EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
 # Phi-4-mini's, in small.
 _LONGROPE = {
@@ -93,9 +95,9 @@ _YARN = {
     "rope_type": "yarn",
     "rope_theta": 20000.0,
     "factor": 8.0,
-    "original_max_position_embeddings": 32,
+    "original_max_position_embeddings": 4096,
     "attention_factor": 1.3,
-    "beta_fast": 24.0,
+    "beta_fast": 4.0,
     "beta_slow": 2.0,
 }
 _LLAMA3 = {
@@ -273,6 +275,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_LEN, **_EXPERTS, "norm_topk_prob": True},
     "phi3-longrope": {
         **_SPLIT,
+        **_EPS,
         "rope_parameters": _LONGROPE,
         "original_max_position_embeddings": 64,
         "tie_word_embeddings": True,
@@ -318,9 +321,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 4,
         "tie_word_embeddings": True,
     },
-    "smollm3": {**_IN_FOURS, "rope_parameters": _PLAIN},
+    "smollm3": {**_IN_FOURS, **_EPS, "rope_parameters": _PLAIN},
     "granite": {
         **_SPLIT,
+        **_EPS,
         "rope_parameters": _PLAIN,
         "embedding_multiplier": 12.3,
         "logits_scaling": 7.0,
@@ -328,9 +332,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.3,
         "tie_word_embeddings": True,
     },
-    "olmo2": {**_SPLIT, "rope_parameters": _PLAIN},
+    "olmo2": {**_SPLIT, **_EPS, "rope_parameters": _PLAIN},
     "olmo3": {
         **_IN_FOURS,
+        **_EPS,
         "rope_parameters": {"full_attention": _YARN, "sliding_attention": _PLAIN},
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -339,13 +344,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {
         **_LEN,
+        **_EPS,
         "rope_parameters": _PLAIN,
         "attention_bias": True,
         "attention_out_bias": False,
     },
-    "ernie4_5": {**_LEN, "rope_parameters": _PLAIN, "tie_word_embeddings": True},
+    "ernie4_5": {**_LEN, **_EPS, "rope_parameters": _PLAIN, "tie_word_embeddings": True},
     "exaone4": {
         **_IN_FOURS,
+        **_EPS,
         "rope_parameters": _LLAMA3,
         "max_position_embeddings": 131072,
         "sliding_window": 8,
@@ -354,13 +361,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "exaone4-full": {
         **_SPLIT,
+        **_EPS,
         "rope_parameters": _PLAIN,
         "sliding_window": None,
         "layer_types": ["full_attention"] * 2,
     },
-    "glm4": {**_LEN, "rope_parameters": _HALF, "attention_bias": True},
+    "glm4": {**_LEN, **_EPS, "rope_parameters": _HALF, "attention_bias": True},
     "cohere": {
         **_SPLIT,
+        "layer_norm_eps": 0.01,
         "rope_parameters": _PLAIN,
         "logit_scale": 0.3,
         "use_qk_norm": True,
@@ -368,6 +377,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "cohere2": {
         **_IN_FOURS,
+        "layer_norm_eps": 0.01,
         "rope_parameters": _PLAIN,
         "logit_scale": 0.25,
         "sliding_window": 8,
@@ -375,6 +385,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "starcoder2": {
         **_SPLIT,
+        "norm_epsilon": 0.01,
         "rope_parameters": _PLAIN,
         "use_bias": True,
         "sliding_window": 4096,
@@ -382,12 +393,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "stablelm": {
         **_SPLIT,
+        "layer_norm_eps": 0.01,
         "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
         "use_qkv_bias": True,
     },
-    "arcee": {**_SPLIT, "rope_parameters": _YARN},
+    "arcee": {**_SPLIT, **_EPS, "rope_parameters": _YARN},
     "hunyuan_v1_dense": {
         **_LEN,
+        **_EPS,
         "rope_parameters": {
             "rope_type": "dynamic",
             "rope_theta": 10000.0,
@@ -397,7 +410,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     },
-    "nemotron": {**_SPLIT, "rope_parameters": _HALF},
+    "nemotron": {**_SPLIT, "norm_eps": 0.01, "rope_parameters": _HALF},
 }
 
 
