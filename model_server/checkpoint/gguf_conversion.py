@@ -184,7 +184,7 @@ def convert(path: Path, target: Path) -> str:
     try:
         (target / "config.json").write_text(json.dumps(_config(source)))
         (target / "generation_config.json").write_text(json.dumps(_sampling(source)))
-        write_tokenizer(source.paths[0], source.metadata, target)
+        write_tokenizer(source.metadata, target)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelRefused(f"its metadata cannot be read: {error!r}") from error
     config = zoo.read_config(target, trust_remote_code=False)

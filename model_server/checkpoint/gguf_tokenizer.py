@@ -2,7 +2,7 @@
 
 Byte-level BPE is built here, since a file says by `tokenizer.ggml.pre` alone how texts are cut
 before merges, and a tokenizer that is nearly right makes a model that is nearly right: a name that
-is not known is refused. sentencepiece's are converted by transformers.
+is not known is refused. Of sentencepiece's a file has the scores, which merges are made of.
 
 Source: which models a name stands for is in llama.cpp, conversion/base.py. What it says here is
 what their own tokenizer.json says: llama.cpp's expressions, but llama.cpp normalizes no text, and
@@ -13,13 +13,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-
-from transformers import AutoTokenizer
 
 from model_server.errors import ModelRefused
 
+# Of tokens.
+_UNKNOWN = 2
 _CONTROL = 3
 _USER_DEFINED = 4
 _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -82,19 +81,7 @@ _WORDS = {**_BYTES, "use_regex": True}  # GPT-2's, then bytes
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _PUNCTUATION = {"type": "Punctuation", "behavior": "Contiguous"}
 
-# Of sentencepiece's. transformers has Llama's and Phi-3's texts begin with a space in any case.
-_NO_SPACE_FIRST = {
-    "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-    "pre_tokenizer": None,
-    "decoder": {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-        ],
-    },
-}
+_PHI_3_KEEPING_BLANKS = ("<unk>", "<s>", "<|endoftext|>", "<|endofprompt|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +153,8 @@ _CUTS = {
 }
 
 
-def write_tokenizer(path: Path, metadata: Mapping[str, Any], target: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and the chat templates of the file `path`.
+def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and the chat templates of a file.
 
     metadata: the file's, by name. Raises ModelRefused.
     """
@@ -181,15 +168,13 @@ def write_tokenizer(path: Path, metadata: Mapping[str, Any], target: Path) -> No
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, tokens)
     elif kind == "llama":
-        tokenizer = _converted(path) | _post_processor(metadata, tokens, default=True)
-        if not metadata.get("tokenizer.ggml.add_space_prefix", True):
-            tokenizer |= _NO_SPACE_FIRST
+        tokenizer = _sentencepiece(metadata, tokens)
     else:
         raise ModelRefused(
             f"tokenizer.ggml.model {kind!r}: gpt2 (byte-level BPE) and llama"
             " (sentencepiece) are served"
         )
-    (target / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (target / "tokenizer.json").write_text(json.dumps({"version": "1.0", **tokenizer}))
     (target / "tokenizer_config.json").write_text(json.dumps(config))
     _write_templates(metadata, target)
 
@@ -208,35 +193,97 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocabulary.keys():
             raise ModelRefused(f"tokenizer.ggml.merges: {' '.join(merge)!r} joins no two tokens")
-    kinds = metadata.get("tokenizer.ggml.token_type") or ()
-    added = [
-        {
-            "id": index,
-            "content": token,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-            "special": kind == _CONTROL,
-        }
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    model = {
-        "type": "BPE",
-        **dict.fromkeys(("dropout", "unk_token"), None),
-        **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix"), None),
-        **dict.fromkeys(("fuse_unk", "byte_fallback"), False),
-        "ignore_merges": cut.takes_whole,
-        "vocab": vocabulary,
-        "merges": merges,
-    }
     return {
-        "version": "1.0",
-        "added_tokens": added,
+        "added_tokens": _added_tokens(metadata, tokens),
         "normalizer": {"type": "NFC"} if cut.normalizes else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(cut.steps)},
         "decoder": _WORDS,
-        "model": model,
+        "model": {
+            "type": "BPE",
+            "ignore_merges": cut.takes_whole,
+            "vocab": vocabulary,
+            "merges": merges,
+        },
         **_post_processor(metadata, tokens, default=cut.adds_bos),
     }
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """The content of tokenizer.json. Raises ModelRefused."""
+    scores = metadata.get("tokenizer.ggml.scores") or ()
+    if len(scores) != len(tokens):
+        raise ModelRefused(
+            f"tokenizer.ggml.scores: {len(scores)} of them, for {len(tokens)} tokens"
+        )
+    kinds = metadata.get("tokenizer.ggml.token_type") or [0] * len(tokens)
+    # The file has Gemma's runs of blanks as blanks.
+    tokens = [token if token.strip(" ") else "▁" * len(token) for token in tokens]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    # The user's own tokens first, then by scores; of two that make one token, the longer left.
+    merges = [
+        (kind != _USER_DEFINED, -score, -end, end - len(token), token)
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        for end in range(1, len(token))
+        if token[:end] in vocabulary and token[end:] in vocabulary
+    ]
+    normalizers: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    ]
+    first_step = None
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        if "[INST]" in vocabulary and kinds[vocabulary["[INST]"]] == _CONTROL:
+            # Mistral's since 0.3: not behind a token within the text, nor before another blank.
+            first_step = {
+                "type": "Metaspace",
+                "replacement": "▁",
+                "prepend_scheme": "first",
+                "split": False,
+            }
+        else:
+            normalizers.insert(0, {"type": "Prepend", "prepend": "▁"})
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id")
+    return {
+        "added_tokens": _added_tokens(metadata, tokens),
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": first_step,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "unk_token": None if unknown_id is None else tokens[unknown_id],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary,
+            "merges": [(token[:end], token[end:]) for *_, end, token in sorted(merges)],
+        },
+        **_post_processor(metadata, tokens, default=True),
+    }
+
+
+def _added_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> list[dict[str, Any]]:
+    """Those that are found in texts before these are cut."""
+    kinds = metadata.get("tokenizer.ggml.token_type") or ()
+    # No file says so, but behind most tokens of Phi-3 and Phi-4-mini blanks are dropped.
+    is_phi_3 = (
+        metadata.get("general.architecture") == "phi3"
+        and metadata.get("tokenizer.ggml.pre") != "dbrx"
+    )
+    return [
+        {
+            "id": index,
+            "content": token,
+            **dict.fromkeys(("single_word", "lstrip", "normalized"), False),
+            "rstrip": is_phi_3 and token not in _PHI_3_KEEPING_BLANKS,
+            "special": kind != _USER_DEFINED,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ]
 
 
 def _post_processor(
@@ -262,21 +309,6 @@ def _post_processor(
             "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
         }
     }
-
-
-def _converted(path: Path) -> dict[str, Any]:
-    """The content of tokenizer.json for sentencepiece's. Raises ModelRefused."""
-    try:
-        # Of the file's folder transformers would rather take the tokenizer.model that is there.
-        with TemporaryDirectory() as folder:
-            Path(folder, path.name).symlink_to(path)
-            tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
-    # Each kind of file fails in its own way.
-    except Exception as error:
-        brief = " ".join(str(error).split())[:400]
-        raise ModelRefused(f"transformers cannot read its tokenizer: {brief}") from error
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return content
 
 
 def _write_templates(metadata: Mapping[str, Any], target: Path) -> None:

@@ -1,17 +1,18 @@
 """A GGUF file's tokenizer cuts texts as the one that it was made of."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Split
+from tokenizers.pre_tokenizers import Sequence as Steps
 from tokenizers.trainers import BpeTrainer
 
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
@@ -101,7 +102,7 @@ _NORMALIZED = ("olmo", "command-r", "qwen2", "qwen35", "seed-coder", "minimax-m2
 
 def trained(pre: str) -> Tokenizer:
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Sequence(_PRE[pre])
+    tokenizer.pre_tokenizer = Steps(_PRE[pre])
     tokenizer.normalizer = NFC() if pre in _NORMALIZED else None
     tokenizer.decoder = ByteLevelDecoder()
     alphabet = ByteLevel.alphabet()
@@ -143,7 +144,7 @@ def metadata_of(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
 @pytest.mark.parametrize("pre", _PRE)
 def test_byte_level_bpe_cuts_texts_as_before(pre: str, tmp_path: Path) -> None:
     original = trained(pre)
-    write_tokenizer(tmp_path / "model.gguf", metadata_of(original, pre), tmp_path)
+    write_tokenizer(metadata_of(original, pre), tmp_path)
     made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in (*TEXTS, CORPUS.read_text()):
         ids = made.encode(text, add_special_tokens=False).ids
@@ -156,7 +157,7 @@ def test_byte_level_bpe_cuts_texts_as_before(pre: str, tmp_path: Path) -> None:
 
 
 def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "model.gguf", metadata_of(trained("gpt-2"), "gpt-2"), tmp_path)
+    write_tokenizer(metadata_of(trained("gpt-2"), "gpt-2"), tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     assert "messages" in (tmp_path / "chat_template.jinja").read_text()
@@ -164,65 +165,82 @@ def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
     assert named.read_text() == "{{ tools }}"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "adds_space"),
-    [
-        ("llama", True),
-        ("llama", False),
-        ("phi3", True),
-        ("phi3", False),
-        ("gemma2", False),
-        ("gemma3", False),
-    ],
-)
-def test_sentencepiece_cuts_texts_as_its_own_library(
-    architecture: str, adds_space: bool, tmp_path: Path
-) -> None:
-    other = tmp_path / "tokenizer.model"
-    other.write_text("of another model, which is not read")
+def sentencepiece(folder: Path, adds_space: bool, symbols: Sequence[str] = ()) -> Any:
+    """Its own library's, and what a file has of it."""
     SentencePieceTrainer.train(
         input=str(CORPUS),
-        model_prefix=str(tmp_path / "original"),
+        model_prefix=str(folder / "original"),
         model_type="bpe",
         vocab_size=600,
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=adds_space,
+        user_defined_symbols=list(symbols),
+        control_symbols=["[INST]"],
         minloglevel=2,
     )
-    original = SentencePieceProcessor(model_file=str(tmp_path / "original.model"))
+    original = SentencePieceProcessor(model_file=str(folder / "original.model"))
     ids = range(original.get_piece_size())
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([original.id_to_piece(index) for index in ids])
-    writer.add_token_scores([original.get_score(index) for index in ids])
-    writer.add_token_types(
-        [
-            2 if original.is_unknown(index)
-            else 3 if original.is_control(index)
+    pieces = [original.id_to_piece(index) for index in ids]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [
+            piece.replace("▁", " ") if piece in symbols else piece for piece in pieces
+        ],
+        "tokenizer.ggml.scores": [
+            -1000.0 if pieces[index] in symbols else original.get_score(index) for index in ids
+        ],
+        "tokenizer.ggml.token_type": [
+            4 if pieces[index] in symbols
+            else 2 if original.is_unknown(index)
+            else 3 if original.is_control(index) and pieces[index] != "[INST]"
             else 6 if original.is_byte(index)
             else 1
             for index in ids
-        ]
-    )  # fmt: skip
-    writer.add_add_space_prefix(adds_space)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
-    write_tokenizer(tmp_path / "model.gguf", metadata, tmp_path)
+        ],
+        "tokenizer.ggml.add_space_prefix": adds_space,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }  # fmt: skip
+    return original, metadata
+
+
+@pytest.mark.parametrize(
+    ("adds_space", "symbols"),
+    [(True, ()), (False, ()), (False, ("▁▁", "▁▁▁", "\n\n"))],
+)
+def test_sentencepiece_cuts_texts_as_its_own_library(
+    adds_space: bool, symbols: tuple[str, ...], tmp_path: Path
+) -> None:
+    original, metadata = sentencepiece(tmp_path, adds_space, symbols)
+    write_tokenizer(metadata, tmp_path)
     made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in (TEXTS[0], "Hello", CORPUS.read_text()):
+    for text in (*TEXTS, "Hello", " ", "  two", "\n", "a     b \n\n\n c", CORPUS.read_text()):
         found = made.encode(text, add_special_tokens=False).ids
         assert found == original.encode(text)
         assert made.decode(found) == text
-    assert made.encode("a fox").ids[0] == 1
+    assert made.encode("a fox").ids == [1, *original.encode("a fox")]
+    behind = made.encode("a</s> fox", add_special_tokens=False).ids
+    assert behind == [*original.encode("a"), 2, *original.encode(" fox")]
+
+
+def test_mistrals_texts_have_one_blank_behind_a_token(tmp_path: Path) -> None:
+    original, metadata = sentencepiece(tmp_path, adds_space=True)
+    token = metadata["tokenizer.ggml.tokens"].index("[INST]")
+    metadata["tokenizer.ggml.token_type"][token] = 3
+    write_tokenizer(metadata, tmp_path)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    fox = original.encode("fox")
+    assert made.encode("fox[INST] fox").ids == [1, *fox, token, *fox]
+
+
+def test_phi_3s_tokens_take_the_blanks_behind_them(tmp_path: Path) -> None:
+    metadata = metadata_of(trained("gpt-4o"), "gpt-4o")
+    write_tokenizer({**metadata, "general.architecture": "phi3"}, tmp_path)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert made.encode("<|im_start|> \nhi").ids == made.encode("<|im_start|>hi").ids
 
 
 @pytest.mark.parametrize(
@@ -230,6 +248,7 @@ def test_sentencepiece_cuts_texts_as_its_own_library(
     [
         ({"tokenizer.ggml.pre": "of-mine"}, "'of-mine': how it cuts texts is not known"),
         ({"tokenizer.ggml.model": "bert"}, "'bert': gpt2"),
+        ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.scores: 0 of them, for \d+ tokens"),
         ({"tokenizer.ggml.merges": ["no such"]}, r"tokenizer\.ggml\.merges"),
         ({"tokenizer.chat_template.../x": ""}, "no name of a template"),
     ],
@@ -239,4 +258,4 @@ def test_what_is_not_known_is_refused_by_name(
 ) -> None:
     metadata = metadata_of(trained("gpt-2"), "gpt-2") | changes
     with pytest.raises(ModelRefused, match=reason):
-        write_tokenizer(tmp_path / "model.gguf", metadata, tmp_path)
+        write_tokenizer(metadata, tmp_path)
