@@ -70,6 +70,7 @@ class Architecture:
     local_theta:      of rotations in layers with a window, where the file does not say; None: as
                       in the others
     mixer:            what layer_types call a layer without attention
+    mlp:              and one that is nothing else, which alone has a feed_forward_length
     first_heads_first: of a delta rule's values, the first one of each key, then the second ones
     """
 
@@ -89,6 +90,7 @@ class Architecture:
     experts_turned: bool = False
     local_theta: float | None = None
     mixer: str | None = None
+    mlp: str | None = None
     first_heads_first: bool = False
 
 
@@ -156,6 +158,30 @@ _GRANITE = {
     "logit_scale": "logits_scaling",
 }
 _COHERE = {"logit_scale": "logit_scale"}
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    settings={
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        "expert_count": "n_routed_experts",
+        "expert_shared_count": "n_shared_experts",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+        "ssm.time_step_rank": "mamba_num_heads",
+        STATE_LEN: "mamba_head_dim",
+    },
+    expected={"rope.scaling.finetuned": False},
+    names={".dt_bias": ".dt_proj.bias", ".mixer.experts.": ".mlp.experts."},
+    is_interleaved=True,
+    mixer="linear_attention",
+    mlp="mlp",
+)
 # By the file's word.
 ARCHITECTURES = {
     "llama": Architecture(
@@ -300,6 +326,8 @@ ARCHITECTURES = {
             ".feed_forward.experts.": ".mlp.experts.",
         },
     ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(_NEMOTRON_H, mlp="moe"),
     "qwen3next": replace(
         _QWEN35,
         model_type="qwen3_next",

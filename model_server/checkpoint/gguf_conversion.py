@@ -63,6 +63,7 @@ _BY_TENSORS = {
     "use_qkv_bias": "attn_q.bias",
     "use_qk_norm": "attn_q_norm.weight",
     "mamba_conv_bias": "ssm_conv1d.bias",
+    "use_conv_bias": "ssm_conv1d.bias",
 }
 # What the config, or the tensors' own shapes, say otherwise.
 _KNOWN_OTHERWISE = frozenset(
@@ -209,8 +210,7 @@ def _config(source: _Source) -> dict[str, Any]:
         config["sliding_window"] = None
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if rules.mixer is not None:
-        attends = _attending_layers(source, config["num_hidden_layers"])
-        config["layer_types"] = ["full_attention" if each else rules.mixer for each in attends]
+        config["layer_types"] = _layer_types(source, config["num_hidden_layers"], rules.mixer)
     num_heads = config["num_attention_heads"]
     head_dim = source.value("attention.key_length") or config["hidden_size"] // num_heads
     config["head_dim"] = head_dim
@@ -234,7 +234,8 @@ def _config(source: _Source) -> dict[str, Any]:
         config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in source.tensors
     if hasattr(of_class, "query_pre_attn_scalar"):
         config["query_pre_attn_scalar"] = _scale_of_queries(config)
-    config["rope_parameters"] = _rope(source, config, of_class)
+    if getattr(of_class, "rope_parameters", None) is not None:
+        config["rope_parameters"] = _rope(source, config, of_class)
     return config | _named_tokens(source)
 
 
@@ -287,16 +288,25 @@ def _of_all_layers(source: _Source, name: str, value: Any) -> Any:
     return numbers.pop()
 
 
-def _attending_layers(source: _Source, num_layers: int) -> list[bool]:
-    """Whether each has attention: by its keys, by a list, or it is one of so many."""
+def _layer_types(source: _Source, num_layers: int, mixer: str) -> list[str]:
+    """Which have attention is said by their keys, by a list, or it is one of so many."""
+    mlp_lens = source.value("feed_forward_length")
     num_kv_heads = source.value("attention.head_count_kv")
     recurrent = source.value("attention.recurrent_layers")
     if isinstance(num_kv_heads, list):
-        return [number > 0 for number in num_kv_heads[:num_layers]]
-    if recurrent is not None:
-        return [not each for each in recurrent[:num_layers]]
-    interval = source.value("full_attention_interval") or 4
-    return [index % interval == interval - 1 for index in range(num_layers)]
+        attends = [number > 0 for number in num_kv_heads]
+    elif recurrent is not None:
+        attends = [not each for each in recurrent]
+    else:
+        interval = source.value("full_attention_interval") or 4
+        attends = [index % interval == interval - 1 for index in range(num_layers)]
+    types = ["full_attention" if each else mixer for each in attends[:num_layers]]
+    if source.rules.mlp is not None:
+        types = [
+            source.rules.mlp if mlp_len else each
+            for each, mlp_len in zip(types, mlp_lens, strict=False)
+        ]
+    return types
 
 
 def _scale_of_queries(config: Mapping[str, Any]) -> int:
@@ -463,7 +473,12 @@ def _stored_names(source: _Source, names: TensorNameMap, name: str) -> list[str]
         wanted = [name.replace("gate+up", part) for part in ("gate", "up")]
     if ".in_proj_qkvz." in name:
         wanted = [name.replace("qkvz", part) for part in ("qkv", "z")]
-    stored = [names.get_name(each, try_suffixes=(".weight", ".bias")) or each for each in wanted]
+    stored: list[str] = []
+    for each in wanted:
+        # What older versions of a class call `backbone`.
+        aliases = (each, each.replace("model.", "backbone.", 1))
+        found = [names.get_name(alias, try_suffixes=(".weight", ".bias")) for alias in aliases]
+        stored.append(found[0] or found[1] or each)
     # With --fuse-gate-up-exps the converter has joined them.
     fused = stored[0].replace(".ffn_gate_exps.", ".ffn_gate_up_exps.")
     is_fused = fused != stored[0] and fused in source.tensors

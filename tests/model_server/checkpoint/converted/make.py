@@ -130,8 +130,31 @@ _GRANITE_HYBRID = {
     "position_embedding_type": "nope",
     "tie_word_embeddings": True,
 }
-# Of config.json as it is published, where transformers writes another.
-_PUBLISHED = {"granitemoehybrid": {"layer_types": ["mamba", "attention"]}}
+_NEMOTRON_H = {
+    **{name: number for name, number in _LEN.items() if name != "num_hidden_layers"},
+    "attention_bias": False,
+    "layer_norm_epsilon": 1e-3,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "tie_word_embeddings": True,
+}
+# Of config.json as it is published, where transformers writes another; None: has it not.
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "granitemoehybrid-dense": {"layer_types": ["mamba", "attention"]},
+    "nemotron_h": {
+        # Read as it is: transformers' class would add experts to it.
+        "model_type": "nemotron_h_without_experts",
+        "hybrid_override_pattern": "M-*",
+        "num_hidden_layers": 3,
+        "layers_block_type": None,
+        "num_experts_per_tok": None,
+        "n_routed_experts": None,
+    },
+    "nemotron_h-moe": {"hybrid_override_pattern": "ME*E", "num_hidden_layers": 4},
+}
 # By the model's type, and what else tells them apart.
 CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {
@@ -161,6 +184,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "granitemoehybrid": _GRANITE_HYBRID,
     "granitemoehybrid-dense": {**_GRANITE_HYBRID, "num_local_experts": 0},
+    "nemotron_h": {
+        **_NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+    },
+    "nemotron_h-moe": {
+        **_NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 2.5,
+    },
     "glm4_moe": {
         **_SIGMOID_EXPERTS,
         "n_routed_experts": 4,
@@ -477,8 +513,9 @@ def make(name: str, llama_cpp: Path, python: Path) -> None:
         if "mtp_num_hidden_layers" in CONFIGS[name]:
             add_draft_layer(Path(folder), like=1)
         config_path = Path(folder) / "config.json"
-        published = _PUBLISHED.get(name.split("-")[0], {})
-        config_path.write_text(json.dumps(json.loads(config_path.read_text()) | published))
+        published = json.loads(config_path.read_text()) | _PUBLISHED.get(name, {})
+        published = {key: value for key, value in published.items() if value is not None}
+        config_path.write_text(json.dumps(published))
         write_tokenizer(Path(folder))
         given = ["--outtype", "bf16", "--outfile", str(FOLDER / f"{name}.gguf"), folder]
         given += ["--fuse-gate-up-exps"] if name in _FUSED else []
