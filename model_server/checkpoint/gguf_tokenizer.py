@@ -41,13 +41,18 @@ _CASED_WORD = (
 _AFTER_CASED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES
 _CASED = _CASED_WORD.replace("%s", "") + r"|\p{N}" + _AFTER_CASED
 _CASED_WITH_ENDS = _CASED_WORD.replace("%s", _ENDS + "?") + r"|\p{N}{1,3}" + _AFTER_CASED
-_DEEPSEEK_3 = (
-    r"\p{N}{1,3}",
-    r"[一-龥぀-ゟ゠-ヿ]+",
+_NUMBERS_FROM_THE_END = r"\d{1,3}(?=(?:\d{3})*\b)"
+_AFTER_CHINESE = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES,
+    r"| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES
 )
-
+_DEEPSEEK_3 = (r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", _AFTER_CHINESE)
+# As llama.cpp has it; the original has more steps.
+_TRINITY = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[一-鿿㐀-䶿豈-\ufaff\u3040-ゟ゠-ヿ･-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+",
+    _AFTER_CHINESE,
+)
 _CHINESE = "[一-龥ࠀ-一가-퟿]+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE)
 _CASED_LETTERS = (
@@ -144,10 +149,13 @@ _CUTS = {
     "pixtral": _by(_CASED, takes_whole=True),
     "gpt-4o": _O200K,
     "llama4": _O200K,
+    "tiny_aya": _by(_NUMBERS_FROM_THE_END, _CASED_WITH_ENDS),
+    "cohere2moe": _by(_NUMBERS_FROM_THE_END, _CASED_WITH_ENDS),
     "minimax-m2": _by(_CASED_WITH_ENDS, normalizes=True),
     "deepseek-v3": _by(*_DEEPSEEK_3),
     "joyai-llm": _by(*_DEEPSEEK_3),
     "hunyuan-dense": _by(*_DEEPSEEK_3),
+    "afmoe": _by(*_TRINITY),
     "deepseek-coder": _Cut((*_split(*_DEEPSEEK_CODER), _DIGITS, _BYTES)),
     "deepseek-llm": _Cut((*_split(*_DEEPSEEK_LLM), _DIGITS, _BYTES)),
 }

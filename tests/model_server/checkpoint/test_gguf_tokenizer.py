@@ -81,6 +81,7 @@ _PRE: dict[str, list[Any]] = {
     ],
     "tekken": [*_split(_TEKKEN), _BYTES],
     "gpt-4o": [*_split(_GPT_4O), _BYTES],
+    "tiny_aya": [*_split(r"\d{1,3}(?=(?:\d{3})*\b)", _GPT_4O), _BYTES],
     "minimax-m2": [Split(Regex(_GPT_4O), behavior="removed", invert=True), _BYTES],
     "deepseek-v3": [
         *_split(
@@ -154,6 +155,13 @@ def test_byte_level_bpe_cuts_texts_as_before(pre: str, tmp_path: Path) -> None:
     assert made.token_to_id("<|im_end|>") in made.get_added_tokens_decoder()
     begins = made.encode("hi").tokens[0] == "<|im_start|>"
     assert begins == (pre in ("llama-bpe", "tekken"))
+
+
+def test_trinitys_numbers_are_cut_from_their_end(tmp_path: Path) -> None:
+    write_tokenizer(metadata_of(trained("deepseek-v3"), "afmoe"), tmp_path)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    found = [piece for piece, _ in pieces(made, "is 1234567 or 12.345")]
+    assert found == ["is", "Ġ", "1", "234", "567", "Ġor", "Ġ", "12", ".", "345"]
 
 
 def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
