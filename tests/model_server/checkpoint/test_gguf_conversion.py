@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFEndian
 
 from model_server.checkpoint.check import ModelSettings
+from model_server.checkpoint.gguf_architectures import ARCHITECTURES
 from model_server.checkpoint.gguf_conversion import convert, main
 from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.engine.distributed import World
@@ -194,6 +195,11 @@ def test_a_file_in_parts_is_the_model_that_it_was_split_from(tmp_path: Path) -> 
     parts[2].unlink()
     with pytest.raises(ModelRefused, match=f"lacks its part {parts[2].name}"):
         convert(parts[0], tmp_path)
+
+
+def test_the_page_of_models_names_every_architecture() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
+    assert not [name for name in ARCHITECTURES if f"`{name}`" not in page]
 
 
 def test_numbers_in_the_order_of_other_machines_are_refused(tmp_path: Path) -> None:
