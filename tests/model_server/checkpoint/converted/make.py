@@ -152,6 +152,8 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "layers_block_type": None,
         "num_experts_per_tok": None,
         "n_routed_experts": None,
+        "n_group": None,
+        "topk_group": None,
     },
     "nemotron_h-moe": {"hybrid_override_pattern": "ME*E", "num_hidden_layers": 4},
 }
@@ -183,7 +185,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "granitemoehybrid": _GRANITE_HYBRID,
-    "granitemoehybrid-dense": {**_GRANITE_HYBRID, "num_local_experts": 0},
+    "granitemoehybrid-dense": {
+        **_GRANITE_HYBRID,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+    },
     "nemotron_h": {
         **_NEMOTRON_H,
         "layers_block_type": ["linear_attention", "mlp", "full_attention"],
