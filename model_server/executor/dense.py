@@ -82,8 +82,10 @@ def load_dense(
     device = _device_of(_parameters(model))
     evidence = kept.evidence(partial(_evidence, model, recipe, quantize), device)
     executor = load_unproven(model, recipe, build)
+    # What is rounded may have other experts, which compute something else.
+    experts = None if quantize is None else evidence.experts
     with in_wide_rows(executor):
-        actual = logits_in_chunks(executor, evidence.token_ids)
+        actual = logits_in_chunks(executor, evidence.token_ids, experts=experts)
     if quantize is None:
         require_near(actual, evidence.native, evidence.exact, dtype, evidence.exact_of_chosen)
         error = relative_error(actual, evidence.exact)
@@ -116,7 +118,7 @@ def load_grouped(
             token_ids = _token_ids(recipe.head.rows.count, parameters.device)
             oracle = DenseTorch(recipe, _as_computed(recipe, parameters, quantize), angles)
             exact = oracle.logits(token_ids, [len(token_ids)])
-            return Evidence(token_ids, exact, exact, exact)
+            return Evidence(token_ids, exact, exact, exact, _experts(recipe, oracle))
 
         evidence = kept.evidence(compute, parameters.device)
     executor = build(
@@ -128,11 +130,12 @@ def load_grouped(
 
 
 def _require_grouped(executor: Executor, evidence: Evidence, max_error: float) -> None:
+    experts = evidence.experts
     with in_wide_rows(executor):
-        actual = logits_in_chunks(executor, evidence.token_ids)
+        actual = logits_in_chunks(executor, evidence.token_ids, experts=experts)
     _require_within(max_error, actual, evidence.exact, executor.name)
     if isinstance(executor, DenseCpu):
-        rounded = logits_in_chunks(executor, evidence.token_ids)
+        rounded = logits_in_chunks(executor, evidence.token_ids, experts=experts)
         kind = f"{executor.name}, with rows as they are served,"
         _require_within(MAX_QUANTIZED_ERROR, rounded, evidence.exact, kind)
 
@@ -197,9 +200,23 @@ def _evidence(model: HfModel, recipe: Recipe, quantize: str | None) -> Evidence:
     oracle = DenseTorch(recipe, weights, angles_of(recipe, model.module))
     lens = [len(token_ids)]
     exact = exact_of_chosen = oracle.logits(token_ids, lens)
+    experts = _experts(recipe, oracle)
     if chosen and native.dtype != torch.float32:
         exact_of_chosen = oracle.logits(token_ids, lens, chosen=chosen)
-    return Evidence(token_ids, exact, exact_of_chosen, native)
+    return Evidence(token_ids, exact, exact_of_chosen, native, experts)
+
+
+def _experts(recipe: Recipe, oracle: DenseTorch) -> Tensor:
+    """Of its last call; see Evidence."""
+    chosen = oracle.chosen
+    if not chosen:
+        return torch.empty(0, dtype=torch.int32)
+    num_tokens = len(next(iter(chosen.values())))
+    top_k = max(each.shape[1] for each in chosen.values())
+    experts = torch.zeros(len(recipe.layers), num_tokens, top_k, dtype=torch.int32)
+    for index, each in chosen.items():
+        experts[index, :, : each.shape[1]] = each
+    return experts
 
 
 def _token_ids(vocab_size: int, device: torch.device) -> Tensor:
@@ -216,8 +233,12 @@ def logits_in_chunks(
     token_ids: Tensor,
     chunk_lens: Sequence[int] = _CHUNK_LENS,
     images: SequenceImages | None = None,
+    experts: Tensor | None = None,
 ) -> Tensor:
-    """Of every token, computed in chunks; the images are seen."""
+    """Of every token, computed in chunks; the images are seen.
+
+    experts: see Evidence; on a CPU they are taken in place of the best
+    """
     num_blocks = -(-len(token_ids) // executor.block_size)
     # Blocks in falling order: a table that is not followed shows.
     block_ids = list(reversed(range(num_blocks)))
@@ -241,7 +262,11 @@ def logits_in_chunks(
             device=token_ids.device,
             min_tokens=executor.min_step_tokens,
         )
+        if isinstance(executor, DenseCpu) and experts is not None and len(experts):
+            executor.hand_experts(experts[:, first:end])
         rows.append(executor.forward(inputs).clone())
+    if isinstance(executor, DenseCpu):
+        executor.hand_experts(None)
     executor.close()
     return torch.cat(rows)
 

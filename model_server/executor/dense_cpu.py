@@ -135,6 +135,7 @@ class DenseCpu:
         self._itemsize = dtype.itemsize
         self._pool: Arena | None = None
         self._num_states = 0
+        self._handed: Tensor | None = None
         self._engine: int | None = None
         self.num_threads = num_threads
         format_name = self._weights.format_name
@@ -180,6 +181,13 @@ class DenseCpu:
         """A pool that is allocated meanwhile gives rows beside weights in groups 16 bits."""
         return self._weights.in_wide_rows()
 
+    def hand_experts(self, chosen: Tensor | None) -> None:
+        """Steps of so many tokens have these experts; None: the best again.
+
+        chosen: [num_layers, num_tokens, the largest top_k] int32
+        """
+        self._handed = None if chosen is None else chosen.contiguous()
+
     def turn_by(self, axes: Sequence[npt.NDArray[np.int64]]) -> None:
         """By which of three rotary positions each angle of each table turns."""
         self._axes = axes
@@ -218,6 +226,10 @@ class DenseCpu:
             assert inputs.device_adapters is not None
             step.adapters = inputs.device_adapters.data_ptr()
         step.key_ends = None if inputs.key_ends is None else inputs.key_ends.data_ptr()
+        step.experts = None
+        if self._handed is not None:
+            assert self._handed.shape[1] == step.num_tokens
+            step.experts = self._handed.data_ptr()
         step.num_rows = step.num_deep = step.num_turned = 0
         is_plain = inputs.images is None and inputs.turns is None
         kept = None if is_plain else self._set_images(step, inputs)

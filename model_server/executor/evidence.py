@@ -6,7 +6,8 @@ It takes longer than packing. So a shard leaves it to the one that takes its pla
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ class Evidence:
     exact: Tensor  # by the oracle in float32, of weights in 4 bits where they will be
     exact_of_chosen: Tensor  # the same, of the experts that transformers chose
     native: Tensor  # by transformers in the dtype in which the weights were read
+    # Of each token, the oracle's, [num_layers, num_tokens, the largest top_k] int32; empty: none.
+    experts: Tensor = field(default_factory=partial(torch.empty, 0, dtype=torch.int32))
 
 
 class KeptEvidence:

@@ -221,7 +221,7 @@ class StepStruct(Structure):
         *_pointers("state_reads cu_state_writes state_write_lens state_write_slots"),
         *_pointers("adapters"),
         *_integers("num_rows num_deep num_turned"),
-        *_pointers("rows key_ends"),
+        *_pointers("rows key_ends experts"),
     )
 
 

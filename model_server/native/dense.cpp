@@ -312,8 +312,10 @@ class Forward {
                            base + e_.layout.expert_inner, base + e_.layout.expert_outs};
     products_.run({&experts.router, rows, e_.x_stride, nullptr, &layer.mlp_norm, kStore, to.logits,
                    e_.router_stride}, s_.num_tokens);
+    const int32_t *handed = s_.experts ? s_.experts + (chosen - e_.chosen.get()) : nullptr;
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
-      own_.router.route(experts, to.logits + t * e_.router_stride, to.chosen + t * experts.top_k,
+      own_.router.route(experts, to.logits + t * e_.router_stride,
+                        handed ? handed + t * e_.top_k : nullptr, to.chosen + t * experts.top_k,
                         to.weights + t * experts.top_k);
     });
     run_chosen(experts, layer.mlp_norm, rows, to);

@@ -136,6 +136,7 @@ struct Step {
   int64_t num_rows, num_deep, num_turned;
   const float *rows;  // [1 + num_deep][num_rows][hidden]
   const int32_t *key_ends;  // see Call; null: all of them are of text
+  const int32_t *experts;   // [num_layers][num_tokens][the largest top_k], null: the best
 };
 
 // ---- Pieces of a layer. Each computes a row by itself and in one order: its bits are the row's own.

@@ -341,7 +341,9 @@ class Router {
   // sigmoid of each; normed: over those of the chosen ones. Each weight is stored once, finished:
   // another thread that routes the same token again may be reading already.
   // logits: [padded(num_experts)]
-  void route(const Experts &experts, const float *logits, int32_t *chosen, float *weights) {
+  // handed: [top_k], in place of the best; null: the best
+  void route(const Experts &experts, const float *logits, const int32_t *handed, int32_t *chosen,
+             float *weights) {
     const int64_t n = experts.num_experts, top_k = experts.top_k;
     scores_.resize(padded(n));
     const Floats largest = broadcast(*std::max_element(logits, logits + n));
@@ -352,7 +354,8 @@ class Router {
     float total = 1;
     if (!experts.is_sigmoid) total = std::accumulate(scores_.begin(), scores_.begin() + n, 0.f);
     rank(experts, logits, total);
-    for (int64_t k = 0; k < top_k; ++k) chosen[k] = static_cast<int32_t>(take_largest(ranks_));
+    for (int64_t k = 0; k < top_k; ++k)
+      chosen[k] = handed ? handed[k] : static_cast<int32_t>(take_largest(ranks_));
     if (experts.is_normed) {
       total = 0;
       for (int64_t k = 0; k < top_k; ++k) total += scores_[chosen[k]];

@@ -326,7 +326,10 @@ class Memory:
 
 
 class DenseTorch:
-    """Computes logits in `dtype`. `weights` are the parameters that the recipe names."""
+    """Computes logits in `dtype`. `weights` are the parameters that the recipe names.
+
+    chosen: of the last call, the experts of the tokens by layer, [num_tokens, top_k]
+    """
 
     def __init__(
         self,
@@ -339,6 +342,7 @@ class DenseTorch:
         self._weights = weights
         self._rotary = rotary
         self._dtype = dtype
+        self.chosen: dict[int, Tensor] = {}
 
     @torch.inference_mode()
     def logits(
@@ -400,6 +404,10 @@ class DenseTorch:
         if layer.mlp is None:
             return y
         read = self._norm(layer.mlp_norm, x if layer.parallel else y)
+        if isinstance(layer.mlp, Moe):
+            if chosen is None:
+                chosen, _ = route(layer.mlp, read, self._weights)
+            self.chosen[index] = chosen
         m = feed_forward(layer.mlp, read, self._weights, chosen)
         return y + self._norm(layer.mlp_post_norm, m) * layer.residual_scale
 

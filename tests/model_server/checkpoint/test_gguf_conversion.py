@@ -83,7 +83,7 @@ def test_what_the_converter_writes_is_multiplied_in_groups_where_it_is_quantized
 ) -> None:
     path = converted.FOLDER / f"{name}.gguf"
     convert(requantized(path, tmp_path / "model.gguf", Kind.Q8_0), tmp_path)
-    settings = ModelSettings(tmp_path, CPU, dtype="float32", activation_bits=16)
+    settings = ModelSettings(tmp_path, CPU, dtype="bfloat16")
     assert load_model(settings, World()).executor.startswith("dense, Q8_0, ")
 
 

@@ -16,7 +16,7 @@ int main() {
   for (int i = 0; i < 64; ++i) logits[i] = std::sin(i * 1.7f) * 3;
   experts.scale = 1;
   Router router;
-  router.route(experts, logits, chosen, expected);
+  router.route(experts, logits, nullptr, chosen, expected);
 
   constexpr int kRuns = 60000;
   std::atomic<int> started{0}, ended{0};
@@ -24,7 +24,7 @@ int main() {
     Router its_own;
     for (int run = 1; run <= kRuns; ++run) {
       while (started.load() < run) std::this_thread::yield();
-      its_own.route(experts, logits, chosen, weights);
+      its_own.route(experts, logits, nullptr, chosen, weights);
       ended.fetch_add(1);
     }
   });
@@ -32,7 +32,7 @@ int main() {
   for (int run = 1; run <= kRuns; ++run) {
     for (float &weight : weights) weight = 0;
     started.store(run);
-    router.route(experts, logits, chosen, weights);
+    router.route(experts, logits, nullptr, chosen, weights);
     std::memcpy(seen, weights, sizeof seen);
     while (ended.load() < run) std::this_thread::yield();
     num_wrong += std::memcmp(seen, expected, sizeof seen) != 0 ||

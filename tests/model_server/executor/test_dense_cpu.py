@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
+from model_server.executor.dense import logits_in_chunks
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.grouped import RoundedParameters
 from model_server.recipe.dense_torch import DenseTorch, angles_of
+from model_server.recipe.recipe import Moe
 from proto.contract import KeptState
 from tests.model_server.executor.decoders import (
     NUM_STATES,
@@ -78,6 +80,27 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_in_bfloat16(family: str)
         native = low(prompt[None], use_cache=False).logits[0].float()
     expected = own.native(prompt)
     assert distance(actual, expected) < 1.3 * distance(native, expected)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "glm4_moe"])  # of the latter some layers have none
+def test_experts_that_are_handed_are_taken_in_place_of_the_best(family: str) -> None:
+    own = decoder(family)
+    token_ids = random_tokens(20)
+    torch.manual_seed(0)
+    chosen = {
+        index: torch.rand(20, layer.mlp.num_experts).topk(layer.mlp.top_k).indices
+        for index, layer in enumerate(own.recipe.layers)
+        if isinstance(layer.mlp, Moe)
+    }
+    top_k = max(each.shape[1] for each in chosen.values())
+    experts = torch.zeros(len(own.recipe.layers), 20, top_k, dtype=torch.int32)
+    for index, each in chosen.items():
+        experts[index] = each
+    actual = logits_in_chunks(own.executor(torch.float32), token_ids, experts=experts)
+
+    oracle = DenseTorch(own.recipe, own.parameters, angles_of(own.recipe, own.model))
+    assert distance(actual, oracle.logits(token_ids, [20], chosen=chosen)) < 1e-5
+    assert distance(actual, own.native(token_ids)) > 0.01
 
 
 def test_int8_weights_stay_near_float32() -> None:
