@@ -94,6 +94,8 @@ class Architecture:
     first_heads_first: bool = False
 
 
+# A text's positions are the same in all sections, and no image is added to its layers.
+_SEEING = ("rope.dimension_sections", "n_deepstack_layers")
 _DELTA = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
@@ -134,8 +136,7 @@ _SHARED_EXPERT = {
 _QWEN35 = Architecture(
     "qwen3_5_text",
     settings=_DELTA,
-    # A text's positions are the same in all sections.
-    harmless=("rope.dimension_sections",),
+    harmless=_SEEING,
     names={".dt_bias": ".dt_proj.bias"},
     norms_plus_one=True,
     mixer="linear_attention",
@@ -362,4 +363,17 @@ ARCHITECTURES = {
         },
         norms_plus_one=True,
     ),
+    # Text alone: what sees is in a file of its own.
+    "qwen2vl": Architecture("qwen2", harmless=_SEEING),
+    "qwen3vl": Architecture("qwen3", harmless=_SEEING),
+    # Mistral's without a window. Ministral 3 has a temperature_scale, and is refused by it.
+    "mistral3": Architecture("llama", is_interleaved=True),
+    "gemma": Architecture("gemma", norms_plus_one=True),
+    "phi2": Architecture("phi"),
+    "olmo": Architecture(
+        "olmo",
+        expected={"attention.layer_norm_epsilon": 1e-5},
+        is_interleaved=True,
+    ),
+    "jais2": Architecture("jais2"),
 }

@@ -40,6 +40,8 @@ from conversion.base import TextModel
 class_made = TextModel.__init_subclass__.__func__
 def with_own_vocabulary(cls):
     class_made(cls)
+    if cls.__name__ == "Mistral3Model":  # leaves it to another
+        return
     cls.set_vocab = TextModel._set_vocab_gpt2
 TextModel.__init_subclass__ = classmethod(with_own_vocabulary)
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
@@ -108,6 +110,14 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 20000.0, "mrope_section": [2, 3, 3]}
 _PLAIN = {"rope_type": "default", "rope_theta": 20000.0}
 _HALF = {**_PLAIN, "partial_rotary_factor": 0.5}
 # Every fourth layer has none, or no rotation.
@@ -453,8 +463,41 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "nemotron": {**_SPLIT, "norm_eps": 0.01, "rope_parameters": _HALF},
+    "qwen2_5_vl": {
+        "text_config": {**_SPLIT, **_EPS, "rope_parameters": _SECTIONS},
+        "vision_config": _VISION,
+    },
+    "qwen3_vl": {
+        "text_config": {**_LEN, **_EPS, "rope_parameters": _SECTIONS},
+        "vision_config": {**_VISION, "deepstack_visual_indexes": [0]},
+    },
+    "mistral3": {
+        "text_config": {
+            **_LEN,
+            **_EPS,
+            "model_type": "mistral",
+            "rope_parameters": _PLAIN,
+            "sliding_window": None,
+        },
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+    },
+    "gemma": {**_LEN, **_EPS, "tie_word_embeddings": True},
+    "phi": {
+        **_SPLIT,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "layer_norm_eps": 0.01,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
+    },
+    "olmo": {**_SPLIT, "rope_parameters": _PLAIN},
+    "jais2": {**_LEN, "layer_norm_eps": 0.01, "rope_parameters": _PLAIN},
 }
-
 
 # Whose experts' gates and ups the converter joins, where it is told to.
 _FUSED = ("qwen3_next",)
@@ -464,7 +507,11 @@ def small_model(name: str) -> Any:
     """With numbers of bfloat16, of unit gain; norms and biases are not one and none."""
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[name.split("-")[0]](**CONFIGS[name])
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    sees = "vision_config" in CONFIGS[name]
+    of_kind = (
+        transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    )
+    model = of_kind.from_config(config).float()
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
