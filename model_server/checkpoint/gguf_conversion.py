@@ -471,7 +471,8 @@ def _stored_names(source: _Source, names: TensorNameMap, name: str) -> list[str]
             wanted = [stem.replace("gate_up", part) + end for part in ("gate", "up")]
     if "gate+up" in name:
         wanted = [name.replace("gate+up", part) for part in ("gate", "up")]
-    if ".in_proj_qkvz." in name:
+    # Older files have it whole.
+    if ".in_proj_qkvz." in name and names.get_name(name, (".weight",)) not in source.tensors:
         wanted = [name.replace("qkvz", part) for part in ("qkv", "z")]
     stored: list[str] = []
     for each in wanted:

@@ -159,7 +159,7 @@ def requantized(
 ) -> Path:
     """The same file with matrices in `kind`, but for those of routers, biases and short rows.
 
-    changed: metadata by name, None: left out
+    changed: metadata and tensors by name, None: left out
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
@@ -169,16 +169,20 @@ def requantized(
         if is_own and value is not None:
             item_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(name, value, field.types[0], item_type)
-    for tensor in reader.tensors:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    numbers: dict[str, Any] = {
+        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors
+    }
+    numbers |= {name: each for name, each in changed.items() if isinstance(each, np.ndarray)}
+    for name, values in numbers.items():
         is_plain = (
             values.ndim == 1
-            or tensor.name.endswith(".bias")
-            or any(part in tensor.name for part in ("ffn_gate_inp", "norm"))
+            or name.endswith(".bias")
+            or any(part in name for part in ("ffn_gate_inp", "norm"))
             or values.shape[-1] % 32
         )
         of_kind = Kind.F32 if is_plain else kind
-        writer.add_tensor(tensor.name, gguf.quantize(values, of_kind), raw_dtype=of_kind)
+        if changed.get(name, values) is not None:
+            writer.add_tensor(name, gguf.quantize(values, of_kind), raw_dtype=of_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

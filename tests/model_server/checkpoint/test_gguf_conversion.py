@@ -13,6 +13,7 @@ from gguf import GGUFEndian
 from model_server.checkpoint.check import ModelSettings
 from model_server.checkpoint.gguf_architectures import ARCHITECTURES
 from model_server.checkpoint.gguf_conversion import convert, main
+from model_server.checkpoint.gguf_file import GgufFile
 from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.engine.distributed import World
 from model_server.errors import ModelRefused
@@ -85,6 +86,43 @@ def test_what_the_converter_writes_is_multiplied_in_groups_where_it_is_quantized
     convert(requantized(path, tmp_path / "model.gguf", Kind.Q8_0), tmp_path)
     settings = ModelSettings(tmp_path, CPU, dtype="bfloat16")
     assert load_model(settings, World()).executor.startswith("dense, Q8_0, ")
+
+
+def test_qwen3_nexts_older_files_have_a_deltas_queries_keys_values_and_gates_in_one(
+    tmp_path: Path,
+) -> None:
+    path = converted.FOLDER / "qwen3_next.gguf"
+    expected = json.loads(path.with_suffix(".json").read_text())
+    convert(path, tmp_path)
+    file = GgufFile.of_folder(tmp_path)
+    assert file is not None
+    whole = file.get_tensor("model.layers.0.linear_attn.in_proj_qkvz.weight").numpy()
+    changed = {
+        "blk.0.ssm_in.weight": whole,
+        "blk.0.attn_qkv.weight": None,
+        "blk.0.attn_gate.weight": None,
+    }
+    convert(requantized(path, tmp_path / "model.gguf", Kind.BF16, changed), tmp_path)
+    logits, _ = answer(tmp_path, expected["prompt"])
+    assert torch.allclose(logits, torch.tensor(expected["logits"]), atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "reason"),
+    [
+        ("lfm2", "lfm2.attention.head_count_kv", [0, 1, 2], "num_key_value_heads differs between"),
+        ("granitemoehybrid", "granitehybrid.rope.scaling.finetuned", True, "computes False"),
+        ("nemotron_h", "nemotron_h.block_count", 2, "has .* tensors that are not served"),
+        ("qwen3_5_text", "qwen35.nextn_predict_layers", 0, r"lacks blk\.2\."),
+    ],
+)
+def test_layers_of_which_a_file_says_something_else_are_refused(
+    name: str, key: str, value: Any, reason: str, tmp_path: Path
+) -> None:
+    source = converted.FOLDER / f"{name}.gguf"
+    path = requantized(source, tmp_path / "model.gguf", Kind.BF16, {key: value})
+    with pytest.raises(ModelRefused, match=reason):
+        convert(path, tmp_path)
 
 
 def test_layers_with_attention_may_be_given_by_their_distance(tmp_path: Path) -> None:
