@@ -29,6 +29,8 @@ SETTINGS = {
 }
 # Of all heads of a state, in a file; in a class of one.
 STATE_LEN = "ssm.inner_size"
+# What all classes compute, where a file says it: embedding models attend in both directions.
+EXPECTED = {"attention.causal": True}
 REQUIRED = ("embedding_length", "block_count", "context_length", "attention.head_count")
 
 

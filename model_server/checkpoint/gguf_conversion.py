@@ -37,6 +37,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model_server import zoo
 from model_server.checkpoint.gguf_architectures import (
     ARCHITECTURES,
+    EXPECTED,
     REQUIRED,
     SETTINGS,
     STATE_LEN,
@@ -242,17 +243,17 @@ def _config(source: _Source) -> dict[str, Any]:
 def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     """What the architecture's metadata say. Raises ModelRefused for what the class knows not."""
     names = {**SETTINGS, **source.rules.settings}
+    expected = {**EXPECTED, **source.rules.expected}
     config: dict[str, Any] = {}
     for key in source.own_names():
         value = source.value(key)
         if key == STATE_LEN:
             value //= source.value("ssm.time_step_rank")
-        if key in source.rules.expected:
-            expected = source.rules.expected[key]
-            if value != expected:
+        if key in expected:
+            if value != expected[key]:
                 raise ModelRefused(
                     f"{source.architecture}.{key} {value!r}: {source.rules.model_type} of"
-                    f" transformers computes {expected!r}"
+                    f" transformers computes {expected[key]!r}"
                 )
         elif key not in names:
             if value and key not in _KNOWN_OTHERWISE and key not in source.rules.harmless:

@@ -190,6 +190,7 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"llama__rope__dimension_count": 8}, r"dimension_count 8: llama .* heads of 32 whole"),
         ({"llama__block_count": 10**6}, r"lacks blk\.999999\.,"),
         ({"llama__embedding_length": "four"}, "'hidden_size' expected int, got str"),
+        ({"llama__attention__causal": 0}, r"attention\.causal 0: llama .* computes True"),
         ({"llama__logit_scale": 2}, r"llama\.logit_scale 2: is not known"),
         ({"llama__rope__dimension_sections": 2}, r"rope\.dimension_sections 2: is not known"),
         ({"llama__attention__sliding_window": 4}, "llama of transformers has no sliding_window"),
