@@ -24,6 +24,10 @@ _USER_DEFINED = 4
 _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _NUMBERS_OF_3 = _ENDS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_BLANKS_BY_POWERS_OF_2 = _NUMBERS_OF_3.removesuffix(r"\s+(?!\S)|\s+") + (
+    "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+    + r"\s{1}"
+)
 _NUMBERS_OF_1 = _NUMBERS_OF_3.replace("{1,3}", "")
 _MARKED = _ENDS + (
     r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _SPACES
@@ -136,6 +140,7 @@ _CUTS = {
     "glm4": _LLAMA_3_WITHOUT_BOS,
     "chatglm-bpe": _LLAMA_3_WITHOUT_BOS,
     "dbrx": _by(_NUMBERS_OF_3),
+    "jais-2": _by(_BLANKS_BY_POWERS_OF_2),
     "qwen2": _QWEN_2,
     "deepseek-r1-qwen": _QWEN_2,
     "stablelm2": _QWEN_2,
@@ -227,6 +232,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, 
     # The file has Gemma's runs of blanks as blanks.
     tokens = [token if token.strip(" ") else "▁" * len(token) for token in tokens]
     vocabulary = {token: index for index, token in enumerate(tokens)}
+    if "\t\t" in vocabulary and "\t" not in vocabulary and "<0x09>" in vocabulary:
+        # Gemma's one tab is a byte, of which no merge would make more.
+        vocabulary["\t"] = vocabulary.pop("<0x09>")
     # The user's own tokens first, then by scores; of two that make one token, the longer left.
     merges = [
         (kind != _USER_DEFINED, -score, -end, end - len(token), token)

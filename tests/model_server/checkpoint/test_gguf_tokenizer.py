@@ -57,6 +57,14 @@ _PRE: dict[str, list[Any]] = {
     "command-r": [_DIGITS, _WORDS],
     "falcon3": [Punctuation(behavior="contiguous"), _WORDS, _DIGITS],
     "llama-bpe": [*_split(_LLAMA_3), _BYTES],
+    "jais-2": [
+        *_split(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)"
+            r"|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+        ),
+        _BYTES,
+    ],
     "qwen2": [*_split(_LLAMA_3.replace("{1,3}", "")), _BYTES],
     "qwen35": [
         *_split(
@@ -232,6 +240,17 @@ def test_sentencepiece_cuts_texts_as_its_own_library(
     assert made.encode("a fox").ids == [1, *original.encode("a fox")]
     behind = made.encode("a</s> fox", add_special_tokens=False).ids
     assert behind == [*original.encode("a"), 2, *original.encode(" fox")]
+
+
+def test_gemmas_tabs_are_joined_where_they_are_no_tokens_of_the_users(tmp_path: Path) -> None:
+    original, metadata = sentencepiece(tmp_path, adds_space=False, symbols=("\t\t",))
+    metadata["tokenizer.ggml.token_type"][metadata["tokenizer.ggml.tokens"].index("\t\t")] = 1
+    write_tokenizer(metadata, tmp_path)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("a\tb", "a\t\tb"):
+        found = made.encode(text, add_special_tokens=False).ids
+        assert found == original.encode(text)
+        assert made.decode(found) == text
 
 
 def test_mistrals_texts_have_one_blank_behind_a_token(tmp_path: Path) -> None:
