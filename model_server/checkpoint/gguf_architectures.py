@@ -44,6 +44,12 @@ _DEEPSEEK = {
     "expert_weights_scale": "routed_scaling_factor",
     "leading_dense_block_count": "first_k_dense_replace",
 }
+# What llama.cpp takes where a file of these is silent.
+_DEEPSEEK_SILENT = {
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+}
 _SIGMOID = {"expert_gating_func": 2}
 
 
@@ -229,11 +235,14 @@ ARCHITECTURES = {
     "glm4moe": Architecture(
         "glm4_moe",
         settings=_DEEPSEEK,
-        constants={"first_k_dense_replace": 0},
+        constants=_DEEPSEEK_SILENT,
         expected=_SIGMOID,
     ),
     "dots1": Architecture(
-        "dots1", settings=_DEEPSEEK, constants={"sliding_window": None}, expected=_SIGMOID
+        "dots1",
+        settings=_DEEPSEEK,
+        constants={**_DEEPSEEK_SILENT, "sliding_window": None},
+        expected=_SIGMOID,
     ),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
@@ -289,6 +298,7 @@ ARCHITECTURES = {
             "expert_count": "num_experts",
             "expert_shared_count": "num_shared_experts",
         },
+        constants=_DEEPSEEK_SILENT,
         expected=_SIGMOID,
     ),
     "olmoe": Architecture(
@@ -296,7 +306,8 @@ ARCHITECTURES = {
         settings={"expert_count": "num_experts"},
         constants={"norm_topk_prob": False},
     ),
-    "gemma2": Architecture("gemma2", norms_plus_one=True),
+    # Its first files do not say the window.
+    "gemma2": Architecture("gemma2", constants={"sliding_window": 4096}, norms_plus_one=True),
     "gemma3": Architecture("gemma3_text", norms_plus_one=True, local_theta=10000.0),
     "phi3": Architecture(
         "phi3",
@@ -341,7 +352,22 @@ ARCHITECTURES = {
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, model_type="qwen3_5_moe_text", settings=_DELTA | _SHARED_EXPERT),
     "smollm3": Architecture("smollm3", is_interleaved=True),
-    "granite": Architecture("granite", settings=_GRANITE, required=_GRANITE, is_interleaved=True),
+    "granite": Architecture(
+        "granite",
+        settings=_GRANITE,
+        required=_GRANITE,
+        # Granite 4's that have no state say how long it would be.
+        harmless=(
+            "ssm.conv_kernel",
+            "ssm.state_size",
+            "ssm.group_count",
+            "ssm.time_step_rank",
+            STATE_LEN,
+        ),
+        # Where it is not, layers do not rotate.
+        expected={"rope.scaling.finetuned": True},
+        is_interleaved=True,
+    ),
     "olmo2": Architecture("olmo2", with_window=Architecture("olmo3")),
     "seed_oss": Architecture("seed_oss"),
     "ernie4_5": Architecture("ernie4_5"),

@@ -77,6 +77,7 @@ _KNOWN_OTHERWISE = frozenset(
         "rope.freq_base",
         "rope.freq_base_swa",
         "rope.scaling.type",
+        "rope.scale_linear",
         "rope.scaling.factor",
         "rope.scaling.attn_factor",
         "rope.scaling.original_context_length",
@@ -97,6 +98,8 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# Gemma 2, whose files do not say how it rotates.
+_LONGEST_BY_10000 = 8192
 _FREQUENCIES = "rope_freqs.weight"
 # Control tokens that end an answer, by llama.cpp's src/llama-vocab.cpp.
 _ENDS = frozenset(
@@ -255,8 +258,11 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
                     f"{source.architecture}.{key} {value!r}: {source.rules.model_type} of"
                     f" transformers computes {expected[key]!r}"
                 )
+        # A number of nothing; that something is not so may matter.
+        elif not value and value is not False and not hasattr(of_class, names.get(key, "")):
+            continue
         elif key not in names:
-            if value and key not in _KNOWN_OTHERWISE and key not in source.rules.harmless:
+            if key not in _KNOWN_OTHERWISE and key not in source.rules.harmless:
                 raise ModelRefused(f"{source.architecture}.{key} {value!r}: is not known")
         # Phi-4's files say so that it has no window.
         elif (key, value) != ("attention.sliding_window", 0):
@@ -320,7 +326,15 @@ def _scale_of_queries(config: Mapping[str, Any]) -> int:
 def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str, Any]:
     """Of all layers, or by their types where the class has it so."""
     theta = source.value("rope.freq_base") or 10000.0
-    rope = {"rope_type": "default", "rope_theta": theta} | _scaling(source, config)
+    scaling = _scaling(source, config)
+    context_len = config["max_position_embeddings"]
+    if not (source.value("rope.freq_base") or scaling) and context_len > _LONGEST_BY_10000:
+        # Of CodeLlama and Stable Code some files lack it, and llama.cpp answers with a wrong one.
+        raise ModelRefused(
+            f"has no {source.architecture}.rope.freq_base, without which its context of"
+            f" {context_len} tokens cannot be right"
+        )
+    rope = {"rope_type": "default", "rope_theta": theta} | scaling
     head_dim = config["head_dim"]
     rotated = source.value("rope.dimension_count") or head_dim
     heads_len = head_dim * config["num_attention_heads"]
@@ -350,13 +364,13 @@ def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str
 
 def _scaling(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
     """How rotations are scaled: what rope_parameters have of it."""
-    kind = source.value("rope.scaling.type") or "none"
-    factor = source.value("rope.scaling.factor")
+    factor = source.value("rope.scaling.factor") or source.value("rope.scale_linear")
+    kind = source.value("rope.scaling.type") or "linear"
     original_len = source.value("rope.scaling.original_context_length")
     of_attention = source.value("rope.scaling.attn_factor")
     if _LONG_FACTORS in source.tensors:
         # Phi-3's files have no type.
-        if kind not in ("none", "longrope"):
+        if source.value("rope.scaling.type") not in (None, "none", "longrope"):
             raise ModelRefused(f"{_LONG_FACTORS}: is not served with {kind}")
         return {
             "rope_type": "longrope",

@@ -118,6 +118,8 @@ def write_gguf(
             writer.add_string(key, value)
         elif isinstance(value, np.ndarray):
             writer.add_tensor(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         else:

@@ -194,6 +194,7 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"llama__logit_scale": 2}, r"llama\.logit_scale 2: is not known"),
         ({"llama__rope__dimension_sections": 2}, r"rope\.dimension_sections 2: is not known"),
         ({"llama__attention__sliding_window": 4}, "llama of transformers has no sliding_window"),
+        ({"llama__swin_norm": False}, r"llama\.swin_norm False: is not known"),
     ],
 )
 def test_what_would_change_numbers_or_texts_is_refused_by_name(
@@ -219,6 +220,37 @@ def test_a_number_that_the_file_leaves_out_is_not_guessed(key: str, tmp_path: Pa
     requantized(granite, tmp_path / "model.gguf", Kind.Q8_0, without)
     with pytest.raises(ModelRefused, match=rf"has no granite\.attention\.{key}"):
         convert(tmp_path / "model.gguf", tmp_path)
+
+
+def test_a_granite_that_does_not_rotate_is_refused(tmp_path: Path) -> None:
+    path = converted.FOLDER / "granitemoehybrid-attention.gguf"
+    fixed = {"granite.rope.scaling.finetuned": False}
+    requantized(path, tmp_path / "model.gguf", Kind.BF16, fixed)
+    with pytest.raises(ModelRefused, match=r"finetuned False: granite .* computes True"):
+        convert(tmp_path / "model.gguf", tmp_path)
+
+
+def test_a_rotation_for_long_contexts_is_not_guessed(tmp_path: Path) -> None:
+    path = converted.FOLDER / "granite.gguf"
+    without = {"granite.context_length": 16384, "granite.rope.freq_base": None}
+    requantized(path, tmp_path / "model.gguf", Kind.BF16, without)
+    with pytest.raises(ModelRefused, match=r"no granite\.rope\.freq_base, .* of 16384 tokens"):
+        convert(tmp_path / "model.gguf", tmp_path)
+
+
+@pytest.mark.parametrize("key", ["llama__rope__scaling__factor", "llama__rope__scale_linear"])
+def test_rotations_are_scaled_by_a_factor_without_a_type(key: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    model = small_model("llama", rope_parameters=rope)
+    assert served_as_before(model, tmp_path, Kind.F32, **{key: 4.0})
+
+
+def test_the_first_files_of_gemma_2_have_a_window_too(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "first.gguf", small_model("gemma2"))
+    without = {"gemma2.attention.sliding_window": None}
+    requantized(tmp_path / "first.gguf", tmp_path / "model.gguf", Kind.F32, without)
+    convert(tmp_path / "model.gguf", tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["sliding_window"] == 4096
 
 
 def test_a_file_in_parts_is_the_model_that_it_was_split_from(tmp_path: Path) -> None:

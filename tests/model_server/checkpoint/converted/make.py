@@ -154,6 +154,7 @@ _NEMOTRON_H = {
 _PUBLISHED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "granitemoehybrid-dense": {"layer_types": ["mamba", "attention"]},
+    "granitemoehybrid-attention": {"layer_types": ["attention", "attention"]},
     "nemotron_h": {
         # Read as it is: transformers' class would add experts to it.
         "model_type": "nemotron_h_without_experts",
@@ -199,6 +200,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_GRANITE_HYBRID,
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
+    },
+    "granitemoehybrid-attention": {
+        **_GRANITE_HYBRID,
+        "layer_types": ["full_attention", "full_attention"],
+        "intermediate_size": 64,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "position_embedding_type": "rope",
+        "rope_parameters": _PLAIN,
     },
     "nemotron_h": {
         **_NEMOTRON_H,
