@@ -118,7 +118,10 @@ class Decoder:
 
 
 class ValuesInMoreBits(GroupedParameters):
-    """A model's parameters with the values of attention in 6 bits and other layers in 4."""
+    """A model's parameters with the values of attention in 6 bits and other layers in 4.
+
+    Experts are in no groups.
+    """
 
     has_groups = True
     device = CPU
@@ -127,7 +130,8 @@ class ValuesInMoreBits(GroupedParameters):
         self._grouped = {}
         for name in own.recipe.products():
             bits = 6 if "v_proj" in name else 4
-            self._grouped[name] = GroupedWeight.rounded(own.parameters[name], bits)
+            if own.parameters[name].dim() == 2:
+                self._grouped[name] = GroupedWeight.rounded(own.parameters[name], bits)
         self._plain = own.parameters
 
     def grouped(self, name: str) -> GroupedWeight | None:

@@ -6,7 +6,7 @@ And a token's logits have the same bits whatever else is in its step, and howeve
 import copy
 import subprocess
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.executor.dense import logits_in_chunks
+from model_server.executor.dense import (
+    MAX_GROUPED_ERRORS,
+    in_wide_rows,
+    load_grouped,
+    logits_in_chunks,
+)
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.grouped import RoundedParameters
 from model_server.recipe.dense_torch import DenseTorch, angles_of
@@ -101,6 +106,25 @@ def test_experts_that_are_handed_are_taken_in_place_of_the_best(family: str) -> 
     oracle = DenseTorch(own.recipe, own.parameters, angles_of(own.recipe, own.model))
     assert distance(actual, oracle.logits(token_ids, [20], chosen=chosen)) < 1e-5
     assert distance(actual, own.native(token_ids)) > 0.01
+
+
+def test_of_many_experts_those_of_the_oracle_prove_the_weights() -> None:
+    own = decoder("mixtral", num_local_experts=64, num_experts_per_tok=2)
+    executor = load_grouped(
+        own.recipe,
+        ValuesInMoreBits(own),
+        angles_of(own.recipe, own.model),
+        partial(DenseCpu, own.recipe, dtype=BF16, num_threads=2),
+        num_positions=64,
+        quantize=None,
+        max_error=MAX_GROUPED_ERRORS[BF16],
+    )
+    # By itself it chooses others here and there, of nearly the same score.
+    token_ids = torch.arange(7, 141, 7) % own.recipe.head.rows.count
+    oracle = DenseTorch(own.recipe, ValuesInMoreBits(own), angles_of(own.recipe, own.model))
+    with in_wide_rows(executor):
+        actual = logits_in_chunks(executor, token_ids)
+    assert distance(actual, oracle.logits(token_ids, [20])) > MAX_GROUPED_ERRORS[BF16]
 
 
 def test_int8_weights_stay_near_float32() -> None:
