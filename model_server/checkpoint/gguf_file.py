@@ -158,24 +158,36 @@ class GgufFile:
     def get_tensor(self, name: str) -> Tensor:
         """In float32 and memory of its own."""
         tensor = self.tensors[name]
+        if len(tensor.parts[0].shape) < 3:
+            return self._joined(tensor)
+        # All experts of a layer may be gigabytes, and are there once.
+        of_all = torch.empty(tensor.shape)
+        for index, of_one in enumerate(of_all):
+            of_one.copy_(self._joined(tensor, index))
+        return of_all
+
+    def _joined(self, tensor: GgufTensor, expert: int | None = None) -> Tensor:
+        num_left_out = 0 if expert is None else 1
         parts = []
         for part in tensor.parts:
-            numbers = self.stored(part).numbers()
+            numbers = self.stored(part, expert).numbers()
             if part.subtrahend:
                 numbers -= part.subtrahend
             if part.negative_exp:
                 numbers = (-numbers).log()
-            numbers = numbers.reshape(part.shape)
+            numbers = numbers.reshape(part.shape[num_left_out:])
             if part.turned_columns is not None:
                 n, m = part.turned_columns
                 numbers = numbers.unflatten(1, (m, n, -1)).transpose(1, 2).flatten(1)
             parts.append(numbers)
-        axis = tensor.axis
-        runs = [part.unflatten(axis, (tensor.num_turns, -1)) for part in parts]
-        joined = torch.cat(runs, axis + 1).flatten(axis, axis + 1) if len(parts) > 1 else parts[0]
+        joined = parts[0]
+        if len(parts) > 1:
+            axis = tensor.axis - num_left_out
+            runs = [part.unflatten(axis, (tensor.num_turns, -1)) for part in parts]
+            joined = torch.cat(runs, axis + 1).flatten(axis, axis + 1)
         if tensor.inputs_first:
             joined = joined.transpose(-2, -1)
-        return joined.reshape(tensor.shape).contiguous()
+        return joined.reshape(tensor.shape[num_left_out:]).contiguous()
 
     def read(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """All tensors; what the file has in float32 stays so, as corrections of routers do."""

@@ -212,7 +212,12 @@ def _numbers(packed: Bytes, run_len: int, width: int) -> Bytes:
 
 def _in_table(packed: Bytes, table: Sequence[int], zero: int) -> Bytes:
     """Of numbers of 4 bits, what a table has for them, and the zero."""
-    return (np.array(table) + zero).astype(np.uint8)[_numbers(packed, 16, 4)]
+    values = (np.array(table) + zero).astype(np.uint8)
+    codes = np.arange(256)
+    # By the byte, of which each holds two: less than half the time.
+    pairs = np.stack([values[codes & 15], values[codes >> 4]], 1).view(np.uint16).ravel()
+    runs = pairs[packed].view(np.uint8).reshape(len(packed), -1, 16, 2)
+    return runs.swapaxes(2, 3).reshape(len(packed), -1)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
