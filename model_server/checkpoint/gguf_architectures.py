@@ -73,6 +73,7 @@ class Architecture:
     with_window:      what it is where a file has a window
     is_interleaved:   rows of queries and keys are, for rotation by neighbours
     rotates_in_part:  the class may, though its own config does not
+    qkv_by_heads:     the class has each head's queries, keys and values side by side
     norms_plus_one:   norms have what the class adds to them
     experts_turned:   in the class they have inputs first, and gate and up in turns
     local_theta:      of rotations in layers with a window, where the file does not say; None: as
@@ -94,6 +95,7 @@ class Architecture:
     with_window: "Architecture | None" = None
     is_interleaved: bool = False
     rotates_in_part: bool = False
+    qkv_by_heads: bool = False
     norms_plus_one: bool = False
     experts_turned: bool = False
     local_theta: float | None = None
@@ -404,4 +406,11 @@ ARCHITECTURES = {
         is_interleaved=True,
     ),
     "jais2": Architecture("jais2"),
+    "chatglm": Architecture("glm"),
+    "gptneox": Architecture(
+        "gpt_neox",
+        settings={"use_parallel_residual": "use_parallel_residual"},
+        required=("use_parallel_residual",),
+        qkv_by_heads=True,
+    ),
 }

@@ -12,6 +12,7 @@ Exit codes: 0 made, with a line about the file on stdout; 1 not, with a line on 
 import argparse
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -161,6 +162,11 @@ class _Source:
         start = f"{self.architecture}."
         return [name.removeprefix(start) for name in self.metadata if name.startswith(start)]
 
+    def stored_in(self, name: str) -> str:
+        """A tensor's own name, or that of the one that has all queries, keys and values."""
+        whole = re.sub(r"\.attn_[qkv]\.", ".attn_qkv.", name)
+        return whole if name not in self.tensors and whole in self.tensors else name
+
     def value(self, name: str) -> Any:
         """Of the architecture's own; None: absent."""
         return self.metadata.get(f"{self.architecture}.{name}")
@@ -232,10 +238,11 @@ def _config(source: _Source) -> dict[str, Any]:
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
     for name, tensor_name in _BY_TENSORS.items():
         if hasattr(of_class, name):
-            config[name] = f"blk.0.{tensor_name}" in source.tensors
+            config[name] = source.stored_in(f"blk.0.{tensor_name}") in source.tensors
     if hasattr(of_class, "use_parallel_residual"):
         # As llama.cpp: StableLM's converter says true where the model says nothing.
-        config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in source.tensors
+        is_parallel = "blk.0.ffn_norm.weight" not in source.tensors
+        config.setdefault("use_parallel_residual", is_parallel)
     if hasattr(of_class, "query_pre_attn_scalar"):
         config["query_pre_attn_scalar"] = _scale_of_queries(config)
     if getattr(of_class, "rope_parameters", None) is not None:
@@ -462,9 +469,10 @@ def _placed(
     for name, shape in shapes.items():
         stored_names = _stored_names(source, names, name)
         for stored_name in stored_names:
-            if stored_name not in unused:
+            whole = source.stored_in(stored_name)
+            if whole not in unused and (whole == stored_name or whole not in source.tensors):
                 raise ModelRefused(f"lacks {stored_name}, which its architecture has")
-            unused.remove(stored_name)
+            unused.discard(whole)
         placed[name] = _tensor(source, config, stored_names, shape)
     if unused:
         raise ModelRefused(
@@ -515,6 +523,10 @@ def _tensor(
         key_len = num_turns * config.linear_key_head_dim
         ends = (0, key_len, 2 * key_len, qkv.shape[0])
         parts = (*(qkv.of_rows(*bounds) for bounds in pairwise(ends)), gate)
+    if source.rules.qkv_by_heads and ".attn_qkv." in stored_names[0]:
+        num_turns = config.num_attention_heads
+        each_len = parts[0].shape[0] // 3
+        parts = tuple(parts[0].of_rows(n * each_len, (n + 1) * each_len) for n in range(3))
     inputs_first = is_turned and len(shape) == 3
     joined = list(parts[0].shape)
     joined[axis] = sum(part.shape[axis] for part in parts)
@@ -533,7 +545,8 @@ def _tensor(
 
 
 def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
-    stored = source.tensors[stored_name]
+    whole = source.stored_in(stored_name)
+    stored = source.tensors[whole]
     rules = source.rules
     num_heads = None
     if rules.is_interleaved and ".attn_q." in stored_name:
@@ -545,17 +558,27 @@ def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
     turned_rows = turned_columns = None
     if rules.first_heads_first:
         turned_rows, turned_columns = _turned_value_heads(config, stored_name)
-    return GgufPart(
+    part = GgufPart(
         kind=stored.tensor_type.name,
         shape=tuple(map(int, reversed(stored.shape))),
         offset=int(stored.data_offset),
-        file=source.files[stored_name],
+        file=source.files[whole],
         num_heads=num_heads,
         turned_rows=turned_rows,
         turned_columns=turned_columns,
         subtrahend=float(rules.norms_plus_one and is_norm),
         negative_exp=stored_name.endswith(".ssm_a"),
     )
+    if whole == stored_name:
+        return part
+    keys_start = part.shape[0] - 2 * config.num_key_value_heads * config.head_dim
+    values_start = (keys_start + part.shape[0]) // 2
+    bounds = {
+        "attn_q": (0, keys_start),
+        "attn_k": (keys_start, values_start),
+        "attn_v": (values_start, part.shape[0]),
+    }
+    return part.of_rows(*bounds[stored_name.split(".")[2]])
 
 
 def _turned_value_heads(

@@ -152,6 +152,16 @@ _NEMOTRON_H = {
 }
 # Of config.json as it is published, where transformers writes another; None: has it not.
 _PUBLISHED: dict[str, dict[str, Any]] = {
+    "glm": {
+        "architectures": ["ChatGLMModel"],
+        "multi_query_group_num": 1,
+        "seq_length": 256,
+        "ffn_hidden_size": 64,
+        "layernorm_epsilon": 0.01,
+        "rope_ratio": 2.0,
+    },
+    # Read as it is: transformers' class would leave its name for the rotation's part out.
+    "gpt_neox": {"model_type": "gpt_neox_as_published", "rotary_pct": 0.25},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "granitemoehybrid-dense": {"layer_types": ["mamba", "attention"]},
     "granitemoehybrid-attention": {"layer_types": ["attention", "attention"]},
@@ -506,9 +516,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
     },
     "olmo": {**_SPLIT, "rope_parameters": _PLAIN},
+    "glm": {
+        **_SPLIT,
+        **_EPS,
+        "head_dim": 16,
+        "rope_parameters": _HALF,
+        "attention_bias": True,
+    },
+    "gpt_neox": {
+        **_SPLIT,
+        "num_key_value_heads": 2,
+        "layer_norm_eps": 0.01,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
+    },
     "jais2": {**_LEN, "layer_norm_eps": 0.01, "rope_parameters": _PLAIN},
 }
 
+# GLM-4-9B's names, as it was published.
+_CHATGLM = {
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+    "model.layers.": "transformer.encoder.layers.",
+    "model.norm.": "transformer.encoder.final_layernorm.",
+    "model.embed_tokens.": "transformer.embedding.word_embeddings.",
+    "lm_head.": "transformer.output_layer.",
+}
 # Whose experts' gates and ups the converter joins, where it is told to.
 _FUSED = ("qwen3_next",)
 
@@ -566,6 +599,19 @@ def add_draft_layer(folder: Path, like: int) -> None:
     save_file(weights | drafting, path, {"format": "pt"})
 
 
+def name_as_chatglm(folder: Path) -> None:
+    """With one product for queries, keys and values."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    for name in [name for name in weights if ".q_proj." in name]:
+        parts = [weights.pop(name.replace(".q_proj.", f".{each}_proj.")) for each in "qkv"]
+        fused = name.replace("self_attn.q_proj", "self_attention.query_key_value")
+        weights[fused] = torch.cat(parts)
+    for own, published in _CHATGLM.items():
+        weights = {name.replace(own, published): each for name, each in weights.items()}
+    save_file(weights, path, {"format": "pt"})
+
+
 def make(name: str, llama_cpp: Path, python: Path) -> None:
     """Raises CalledProcessError where the converter refuses."""
     model = small_model(name)
@@ -573,6 +619,8 @@ def make(name: str, llama_cpp: Path, python: Path) -> None:
         logits = model(torch.tensor([PROMPT])).logits[0, -1]
     with TemporaryDirectory() as folder:
         model.bfloat16().save_pretrained(folder)
+        if name == "glm":
+            name_as_chatglm(Path(folder))
         if "mtp_num_hidden_layers" in CONFIGS[name]:
             add_draft_layer(Path(folder), like=1)
         config_path = Path(folder) / "config.json"
