@@ -235,6 +235,12 @@ def _config(source: _Source) -> dict[str, Any]:
         if not any(name.startswith(start) for name in source.tensors):
             raise ModelRefused(f"lacks {start}, which its architecture has")
     config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
+    num_tokens = len(source.metadata.get("tokenizer.ggml.tokens") or ())
+    if num_tokens > config["vocab_size"]:
+        raise ModelRefused(
+            f"tokenizer.ggml.tokens: {num_tokens} of them, and token_embd.weight has"
+            f" {config['vocab_size']}"
+        )
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
     for name, tensor_name in _BY_TENSORS.items():
         if hasattr(of_class, name):
@@ -424,6 +430,8 @@ def _named_tokens(source: _Source) -> dict[str, Any]:
         return source.metadata.get(f"tokenizer.ggml.{name}_token_id")
 
     ends = {token_id(name) for name in ("eos", "eot", "eom")} - {None}
+    # Ollama's own files have more than one.
+    ends.update(source.metadata.get("tokenizer.ggml.eos_token_ids") or ())
     return {
         "bos_token_id": token_id("bos"),
         "eos_token_id": sorted(ends | _ends_by_text(source)),

@@ -194,7 +194,8 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> None:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
     """The content of tokenizer.json. Raises ModelRefused."""
-    name = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    # Files from before May 2024 have none, and llama.cpp cuts texts of all of them in one way.
+    name: Any = metadata.get("tokenizer.ggml.pre")
     cut = _CUTS.get(name)
     if cut is None:
         raise ModelRefused(

@@ -102,6 +102,7 @@ def write_gguf(
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     tokens = [chr(0x100 + index) for index in range(VOCAB_SIZE)]
     kinds = [3] * 3 + [1] * (VOCAB_SIZE - 3)
     for index, text in enumerate(control_tokens, 10):
@@ -120,6 +121,8 @@ def write_gguf(
             writer.add_tensor(key, value)
         elif isinstance(value, bool):
             writer.add_bool(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         else:

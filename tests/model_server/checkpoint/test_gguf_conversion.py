@@ -307,6 +307,20 @@ def test_control_tokens_that_end_answers_by_their_texts_are_ends(
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == ends
 
 
+def test_an_answer_may_end_in_each_of_a_list(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "a.gguf", small_model("llama"), tokenizer__ggml__eos_token_ids=[2, 7]
+    )
+    convert(path, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [2, 7]
+
+
+def test_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama", vocab_size=250))
+    with pytest.raises(ModelRefused, match=r"256 of them, and token_embd\.weight has 250"):
+        convert(path, tmp_path)
+
+
 def test_what_its_makers_recommend_for_sampling_is_kept(tmp_path: Path) -> None:
     recommended: dict[str, Any] = {"general__sampling__temp": 0.6, "general__sampling__top_k": 20}
     path = write_gguf(tmp_path / "model.gguf", small_model("llama"), **recommended)

@@ -274,6 +274,7 @@ def test_phi_3s_tokens_take_the_blanks_behind_them(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"tokenizer.ggml.pre": "of-mine"}, "'of-mine': how it cuts texts is not known"),
+        ({"tokenizer.ggml.pre": None}, "None: how it cuts texts is not known"),
         ({"tokenizer.ggml.model": "bert"}, "'bert': gpt2"),
         ({"tokenizer.ggml.model": "llama"}, r"tokenizer\.ggml\.scores: 0 of them, for \d+ tokens"),
         ({"tokenizer.ggml.merges": ["no such"]}, r"tokenizer\.ggml\.merges"),
