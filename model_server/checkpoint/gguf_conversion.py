@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,11 @@ from gguf import (
     MODEL_ARCH,
     MODEL_ARCH_NAMES,
     GGMLQuantizationType,
-    GGUFEndian,
-    GGUFReader,
     TensorNameMap,
     TokenType,
     get_tensor_name_map,
 )
+from gguf.gguf_reader import ReaderTensor
 from transformers import CONFIG_MAPPING
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -45,6 +45,7 @@ from model_server.checkpoint.gguf_architectures import (
 )
 from model_server.checkpoint.gguf_file import GgufFile, GgufPart, GgufTensor
 from model_server.checkpoint.gguf_kinds import PACKED_KINDS, PLAIN_KINDS, StoredRows
+from model_server.checkpoint.gguf_metadata import metadata_of, open_gguf
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
 from model_server.recipe.small import saved_buffers
@@ -125,25 +126,33 @@ class _Source:
     def __init__(self, path: Path) -> None:
         """`path`: of the file, or of one of those that it was split into."""
         self.paths = files_of_gguf(path)
-        readers = [_reader(each) for each in self.paths]
-        self.metadata: dict[str, Any] = {
-            name: _shortest(field.contents()) for name, field in readers[0].fields.items()
-        }
+        readers = [open_gguf(each) for each in self.paths]
+        self.metadata = metadata_of(readers[0].fields)
         num_files = self.metadata.get("split.count") or 1
         if num_files != len(self.paths):
             raise ModelRefused(
                 f"is one of {num_files} parts, and its name is not"
                 f" NAME-00001-of-{num_files:05}.gguf"
             )
-        self.tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self.tensors: dict[str, ReaderTensor] = {}
         # Of each tensor, in which of `paths` it is.
-        self.files = {
-            tensor.name: index for index, each in enumerate(readers) for tensor in each.tensors
-        }
+        self.files: dict[str, int] = {}
+        for index, reader in enumerate(readers):
+            number = reader.fields.get("split.no")
+            if number is not None and number.contents() != index:
+                raise ModelRefused(
+                    f"split.no {number.contents()!r} of {self.paths[index].name}: is not {index},"
+                    " which its name says"
+                )
+            for tensor in reader.tensors:
+                if tensor.name in self.tensors:
+                    raise ModelRefused(f"has {tensor.name:.80} in two of its parts")
+                self.tensors[tensor.name] = tensor
+                self.files[tensor.name] = index
         self.architecture = str(self.metadata.get("general.architecture"))
         if self.architecture not in ARCHITECTURES:
             raise ModelRefused(
-                f"general.architecture {self.architecture!r}: of GGUF files"
+                f"general.architecture {shortened(self.architecture)}: of GGUF files"
                 f" {', '.join(ARCHITECTURES)} are served; serve the model's safetensors"
             )
         self.rules = ARCHITECTURES[self.architecture]
@@ -172,23 +181,6 @@ class _Source:
         return self.metadata.get(f"{self.architecture}.{name}")
 
 
-def _reader(path: Path) -> GGUFReader:
-    if not path.is_file():
-        raise ModelRefused(f"lacks its part {path.name}")
-    try:
-        reader = GGUFReader(path)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise ModelRefused(f"is no whole GGUF file: {error}") from error
-    if reader.endianess != GGUFEndian.LITTLE:
-        raise ModelRefused("has its numbers in the order of big-endian machines")
-    return reader
-
-
-def _shortest(value: Any) -> Any:
-    """Of a float32 the shortest decimals."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
 def convert(path: Path, target: Path) -> str:
     """Write the folder; answers what the file is, in one line. Raises ModelRefused and the like."""
     source = _Source(path.absolute())
@@ -214,6 +206,7 @@ def _config(source: _Source) -> dict[str, Any]:
     of_class = CONFIG_MAPPING[source.rules.model_type]()
     config: dict[str, Any] = {"model_type": source.rules.model_type, **rules.constants}
     config |= _settings(source, of_class)
+    _require_layers(source)
     config["num_hidden_layers"] -= source.num_draft_layers
     kinds_of_class = getattr(of_class, "layer_types", None) or ()
     if "sliding_attention" in kinds_of_class and "sliding_window" not in config:
@@ -231,16 +224,7 @@ def _config(source: _Source) -> dict[str, Any]:
             f"{source.architecture}.attention.value_length {value_dim}: heads of {head_dim} have"
             " values of as many numbers, or are not served"
         )
-    for start in ("token_embd.weight", f"blk.{config['num_hidden_layers'] - 1}."):
-        if not any(name.startswith(start) for name in source.tensors):
-            raise ModelRefused(f"lacks {start}, which its architecture has")
-    config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
-    num_tokens = len(source.metadata.get("tokenizer.ggml.tokens") or ())
-    if num_tokens > config["vocab_size"]:
-        raise ModelRefused(
-            f"tokenizer.ggml.tokens: {num_tokens} of them, and token_embd.weight has"
-            f" {config['vocab_size']}"
-        )
+    config["vocab_size"] = _vocab_size(source)
     config["tie_word_embeddings"] = "output.weight" not in source.tensors
     for name, tensor_name in _BY_TENSORS.items():
         if hasattr(of_class, name):
@@ -256,6 +240,37 @@ def _config(source: _Source) -> dict[str, Any]:
     return config | _named_tokens(source)
 
 
+def _vocab_size(source: _Source) -> int:
+    embedding = source.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelRefused("lacks token_embd.weight, which its architecture has")
+    vocab_size = int(embedding.shape[1])
+    num_tokens = len(source.metadata.get("tokenizer.ggml.tokens") or ())
+    if num_tokens > vocab_size:
+        raise ModelRefused(
+            f"tokenizer.ggml.tokens: {num_tokens} of them, and token_embd.weight has {vocab_size}"
+        )
+    return vocab_size
+
+
+def _require_layers(source: _Source) -> None:
+    """Before they are built, however many it says."""
+    present = {name.split(".")[1] for name in source.tensors if name.startswith("blk.")}
+    num_layers = source.value("block_count")
+    if not isinstance(num_layers, int) or num_layers <= source.num_draft_layers:
+        raise ModelRefused(
+            f"{source.architecture}.block_count {num_layers!r}: is no number of layers"
+        )
+    for index in range(num_layers):
+        if str(index) not in present:
+            raise ModelRefused(f"lacks blk.{index}., which its architecture has")
+    if source.num_draft_layers and not any(".nextn." in name for name in source.tensors):
+        raise ModelRefused(
+            f"{source.architecture}.nextn_predict_layers {source.num_draft_layers}: it has no layer"
+            " that drafts"
+        )
+
+
 def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     """What the architecture's metadata say. Raises ModelRefused for what the class knows not."""
     names = {**SETTINGS, **source.rules.settings}
@@ -264,7 +279,13 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     for key in source.own_names():
         value = source.value(key)
         if key == STATE_LEN:
-            value //= source.value("ssm.time_step_rank")
+            num_heads = source.value("ssm.time_step_rank")
+            if not num_heads or value % num_heads:
+                raise ModelRefused(
+                    f"{source.architecture}.{key} {value}: is not so many of each of the"
+                    f" ssm.time_step_rank {num_heads!r} heads"
+                )
+            value //= num_heads
         if key in expected:
             if value != expected[key]:
                 raise ModelRefused(
@@ -288,6 +309,17 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     for key in (*REQUIRED, *source.rules.required):
         if names[key] not in config:
             raise ModelRefused(f"has no {source.architecture}.{key}")
+    if getattr(of_class, "use_sliding_window", True) is False and config.get("sliding_window"):
+        raise ModelRefused(
+            f"{source.architecture}.attention.sliding_window {config['sliding_window']!r}:"
+            f" {source.rules.model_type} of transformers computes none"
+        )
+    num_experts = source.value("expert_count") or 0
+    num_used = source.value("expert_used_count")
+    if num_experts and not (isinstance(num_used, int) and 1 <= num_used <= num_experts):
+        raise ModelRefused(
+            f"{source.architecture}.expert_used_count {num_used!r}: is not from 1 to {num_experts}"
+        )
     if not any(key.endswith("_epsilon") for key in source.own_names()):
         raise ModelRefused(f"has no {source.architecture}.attention.layer_norm_rms_epsilon")
     return config
@@ -426,16 +458,26 @@ def _llama3_rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
 def _named_tokens(source: _Source) -> dict[str, Any]:
     """Every token that ends an answer is one of config.json's."""
 
+    num_tokens = len(source.metadata.get("tokenizer.ggml.tokens") or ())
+
     def token_id(name: str) -> int | None:
-        return source.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        key = f"tokenizer.ggml.{name}_token_id"
+        index = source.metadata.get(key)
+        if index is not None and index >= num_tokens:
+            raise ModelRefused(f"{key} {index}: there are {num_tokens} tokens")
+        return index
 
     ends = {token_id(name) for name in ("eos", "eot", "eom")} - {None}
     # Ollama's own files have more than one.
-    ends.update(source.metadata.get("tokenizer.ggml.eos_token_ids") or ())
+    ends.update(
+        index
+        for index in source.metadata.get("tokenizer.ggml.eos_token_ids") or ()
+        if index < num_tokens
+    )
     return {
         "bos_token_id": token_id("bos"),
         "eos_token_id": sorted(ends | _ends_by_text(source)),
-        "pad_token_id": token_id("padding"),
+        "pad_token_id": None,
     }
 
 
@@ -484,7 +526,8 @@ def _placed(
         placed[name] = _tensor(source, config, stored_names, shape)
     if unused:
         raise ModelRefused(
-            f"has {len(unused)} tensors that are not served with its architecture, as {min(unused)}"
+            f"has {len(unused)} tensors that are not served with its architecture, as"
+            f" {min(unused):.80}"
         )
     return placed
 
@@ -520,8 +563,10 @@ def _stored_names(source: _Source, names: TensorNameMap, name: str) -> list[str]
 def _tensor(
     source: _Source, config: Any, stored_names: Sequence[str], shape: tuple[int, ...]
 ) -> GgufTensor:
-    parts = tuple(_part(source, config, stored_name) for stored_name in stored_names)
+    parts = tuple(_part(source, config, stored_name, len(shape)) for stored_name in stored_names)
     axis = int(len(parts) > 1 and "_exps." in stored_names[0])
+    if any(len(part.shape) <= axis for part in parts):
+        raise ModelRefused(f"{' and '.join(stored_names)}: has too few dimensions")
     is_turned = source.rules.experts_turned
     num_turns = parts[0].shape[axis] if is_turned and len(parts) > 1 else 1
     if len(parts) == 2 and ".attn_qkv." in stored_names[0]:
@@ -535,6 +580,12 @@ def _tensor(
         num_turns = config.num_attention_heads
         each_len = parts[0].shape[0] // 3
         parts = tuple(parts[0].of_rows(n * each_len, (n + 1) * each_len) for n in range(3))
+    # Gates and ups.
+    if len(parts) > 1 and parts[-1].shape != parts[-2].shape:
+        raise ModelRefused(
+            f"{' and '.join(stored_names)} have the unlike shapes {list(parts[-2].shape)} and"
+            f" {list(parts[-1].shape)}"
+        )
     inputs_first = is_turned and len(shape) == 3
     joined = list(parts[0].shape)
     joined[axis] = sum(part.shape[axis] for part in parts)
@@ -552,9 +603,13 @@ def _tensor(
     return GgufTensor(shape, parts, axis, num_turns, inputs_first)
 
 
-def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
+def _part(source: _Source, config: Any, stored_name: str, num_dimensions: int) -> GgufPart:
+    """`num_dimensions`: in the class; behind them a file may have more, of one each."""
     whole = source.stored_in(stored_name)
     stored = source.tensors[whole]
+    shape = tuple(map(int, reversed(stored.shape)))
+    while len(shape) > num_dimensions and shape[0] == 1:
+        shape = shape[1:]
     rules = source.rules
     num_heads = None
     if rules.is_interleaved and ".attn_q." in stored_name:
@@ -568,7 +623,7 @@ def _part(source: _Source, config: Any, stored_name: str) -> GgufPart:
         turned_rows, turned_columns = _turned_value_heads(config, stored_name)
     part = GgufPart(
         kind=stored.tensor_type.name,
-        shape=tuple(map(int, reversed(stored.shape))),
+        shape=shape,
         offset=int(stored.data_offset),
         file=source.files[whole],
         num_heads=num_heads,
@@ -645,7 +700,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         sys.stdout.write(f"{convert(given.file, given.target)}\n")
     except ShardError as error:
-        sys.stderr.write(f"error: {given.file}: {error}\n")
+        # What a file says may have lines of its own.
+        reason = " ".join(str(error).split())
+        sys.stderr.write(f"error: {given.file}: {reason}\n")
         return 1
     return 0
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 from model_server.errors import ModelRefused
@@ -178,13 +179,18 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> None:
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token_id is not None and token_id < len(tokens):
             config[name] = tokens[token_id]
+    kinds = metadata.get("tokenizer.ggml.token_type") or ()
+    if len(kinds) != len(tokens):
+        raise ModelRefused(
+            f"tokenizer.ggml.token_type: {len(kinds)} of them, for {len(tokens)} tokens"
+        )
     if kind == "gpt2":
         tokenizer = _byte_level(metadata, tokens)
     elif kind == "llama":
         tokenizer = _sentencepiece(metadata, tokens)
     else:
         raise ModelRefused(
-            f"tokenizer.ggml.model {kind!r}: gpt2 (byte-level BPE) and llama"
+            f"tokenizer.ggml.model {shortened(kind)}: gpt2 (byte-level BPE) and llama"
             " (sentencepiece) are served"
         )
     (target / "tokenizer.json").write_text(json.dumps({"version": "1.0", **tokenizer}))
@@ -199,14 +205,18 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
     cut = _CUTS.get(name)
     if cut is None:
         raise ModelRefused(
-            f"tokenizer.ggml.pre {name!r}: how it cuts texts is not known; known are"
+            f"tokenizer.ggml.pre {shortened(name)}: how it cuts texts is not known; known are"
             f" {', '.join(_CUTS)}"
         )
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    merges = [merge.split(" ") for merge in metadata.get("tokenizer.ggml.merges") or ()]
+    if not metadata.get("tokenizer.ggml.merges"):
+        raise ModelRefused("has no tokenizer.ggml.merges")
+    merges = [merge.split(" ") for merge in metadata["tokenizer.ggml.merges"]]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocabulary.keys():
-            raise ModelRefused(f"tokenizer.ggml.merges: {' '.join(merge)!r} joins no two tokens")
+            raise ModelRefused(
+                f"tokenizer.ggml.merges: {shortened(' '.join(merge))} joins no two tokens"
+            )
     return {
         "added_tokens": _added_tokens(metadata, tokens),
         "normalizer": {"type": "NFC"} if cut.normalizes else None,
@@ -229,7 +239,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, 
         raise ModelRefused(
             f"tokenizer.ggml.scores: {len(scores)} of them, for {len(tokens)} tokens"
         )
-    kinds = metadata.get("tokenizer.ggml.token_type") or [0] * len(tokens)
+    kinds = metadata["tokenizer.ggml.token_type"]
     # The file has Gemma's runs of blanks as blanks.
     tokens = [token if token.strip(" ") else "▁" * len(token) for token in tokens]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -264,7 +274,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, 
             }
         else:
             normalizers.insert(0, {"type": "Prepend", "prepend": "▁"})
-    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown_id = metadata.get("tokenizer.ggml.unknown_token_id", len(tokens))
     return {
         "added_tokens": _added_tokens(metadata, tokens),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
@@ -272,7 +282,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, 
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
-            "unk_token": None if unknown_id is None else tokens[unknown_id],
+            "unk_token": tokens[unknown_id] if unknown_id < len(tokens) else None,
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocabulary,
@@ -284,7 +294,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, 
 
 def _added_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> list[dict[str, Any]]:
     """Those that are found in texts before these are cut."""
-    kinds = metadata.get("tokenizer.ggml.token_type") or ()
+    kinds = metadata["tokenizer.ggml.token_type"]
     # No file says so, but behind most tokens of Phi-3 and Phi-4-mini blanks are dropped.
     is_phi_3 = (
         metadata.get("general.architecture") == "phi3"
@@ -298,7 +308,7 @@ def _added_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> list[dict[s
             "rstrip": is_phi_3 and token not in _PHI_3_KEEPING_BLANKS,
             "special": kind != _USER_DEFINED,
         }
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
 

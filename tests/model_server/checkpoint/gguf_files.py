@@ -104,13 +104,14 @@ def write_gguf(
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     tokens = [chr(0x100 + index) for index in range(VOCAB_SIZE)]
+    tokens[-1] = tokens[3] + tokens[4]
     kinds = [3] * 3 + [1] * (VOCAB_SIZE - 3)
     for index, text in enumerate(control_tokens, 10):
         tokens[index] = text
         kinds[index] = 3
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([])
+    writer.add_token_merges([f"{tokens[3]} {tokens[4]}"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for name, value in metadata.items():
@@ -160,7 +161,10 @@ def file_of(folder: Path, kind: str, **metadata: Any) -> GgufFile:
 
 
 def requantized(
-    source: Path, target: Path, kind: Kind, changed: Mapping[str, Any] = MappingProxyType({})
+    source: Path,
+    target: Path,
+    kind: Kind,
+    changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """The same file with matrices in `kind`, but for those of routers, biases and short rows.
 

@@ -188,8 +188,13 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"blk__0__other": np.ones(4, np.float32)}, r"1 tensors .* as blk\.0\.other"),
         ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
         ({"llama__rope__dimension_count": 8}, r"dimension_count 8: llama .* heads of 32 whole"),
-        ({"llama__block_count": 10**6}, r"lacks blk\.999999\.,"),
-        ({"llama__embedding_length": "four"}, "'hidden_size' expected int, got str"),
+        ({"llama__block_count": 10**6}, r"lacks blk\.2\.,"),
+        ({"llama__embedding_length": "four"}, "length 'four': is not a finite number"),
+        ({"llama__embedding_length": 0.5}, "'hidden_size' expected int, got float"),
+        ({"llama__block_count": 0}, r"block_count 0: is no number of layers"),
+        ({"llama__nextn_predict_layers": 1}, "predict_layers 1: it has no layer that drafts"),
+        ({"qwen2__attention__sliding_window": 4}, "sliding_window 4: qwen2 .* computes none"),
+        ({"tokenizer__ggml__eos_token_id": 256}, r"eos_token_id 256: there are 256 tokens"),
         ({"llama__attention__causal": 0}, r"attention\.causal 0: llama .* computes True"),
         ({"llama__logit_scale": 2}, r"llama\.logit_scale 2: is not known"),
         ({"llama__rope__dimension_sections": 2}, r"rope\.dimension_sections 2: is not known"),
@@ -200,9 +205,39 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
 def test_what_would_change_numbers_or_texts_is_refused_by_name(
     metadata: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), **metadata)
+    architecture = "qwen2" if "qwen2__attention__sliding_window" in metadata else "llama"
+    path = write_gguf(tmp_path / "model.gguf", small_model(architecture), **metadata)
     with pytest.raises(ModelRefused, match=reason):
         convert(path, tmp_path)
+
+
+@pytest.mark.parametrize("num_used", [0, 5, None])
+def test_as_many_experts_as_there_are_may_be_used(num_used: int | None, tmp_path: Path) -> None:
+    changed = {"qwen3moe.expert_used_count": num_used}
+    path = converted.FOLDER / "qwen3_moe.gguf"
+    requantized(path, tmp_path / "model.gguf", Kind.BF16, changed)
+    with pytest.raises(ModelRefused, match=rf"expert_used_count {num_used}: is not from 1 to 4"):
+        convert(tmp_path / "model.gguf", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"ffn_gate_exps": (4, 48, 32), "ffn_up_exps": (4, 16, 32)}, "have the unlike shapes"),
+        ({"ffn_gate_exps": (4096,)}, "has too few dimensions"),
+        ({"ffn_down_exps": (4, 16, 32)}, r"has the shape \[4, 16, 32\], and by its metadata"),
+    ],
+)
+def test_experts_of_other_shapes_are_refused(
+    shapes: dict[str, tuple[int, ...]], reason: str, tmp_path: Path
+) -> None:
+    path = converted.FOLDER / "qwen3_moe.gguf"
+    of_layer = {
+        f"blk.1.{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()
+    }
+    requantized(path, tmp_path / "model.gguf", Kind.BF16, of_layer)
+    with pytest.raises(ModelRefused, match=reason):
+        convert(tmp_path / "model.gguf", tmp_path)
 
 
 def test_experts_that_are_scored_in_another_way_are_refused(tmp_path: Path) -> None:
@@ -263,6 +298,11 @@ def test_a_file_in_parts_is_the_model_that_it_was_split_from(tmp_path: Path) -> 
     expected = {name: each.clone() for name, each in model.named_parameters()}
     for name, each in dequantized(model, tmp_path).named_parameters():
         assert torch.allclose(each, expected[name], atol=1e-6), name
+    second = parts[1].read_bytes()
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(ModelRefused, match=f"split.no 2 of {parts[1].name}: is not 1"):
+        convert(parts[0], tmp_path)
+    parts[1].write_bytes(second)
     parts[2].unlink()
     with pytest.raises(ModelRefused, match=f"lacks its part {parts[2].name}"):
         convert(parts[0], tmp_path)

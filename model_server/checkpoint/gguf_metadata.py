@@ -1,0 +1,132 @@
+"""A GGUF file's metadata, each value of the sort that its name asks for.
+
+Whoever reads them afterwards relies on these sorts; a file of another kind of numbers, or of texts
+where numbers belong, is refused by the name of the value.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
+
+import numpy as np
+from gguf import GGUFEndian, GGUFReader, GGUFValueType
+from gguf.gguf_reader import ReaderField
+
+from model_server.errors import ModelRefused
+
+# More than any tokenizer has of tokens or merges; a broken length would be read for hours.
+_MAX_VALUES = 1 << 23
+_TEXT = "a text"
+_TEXTS = "a list of texts"
+_NUMBER = "a finite number"
+_NUMBERS = "a list of finite numbers"
+_SORTS = {
+    r"general\.architecture|tokenizer\.ggml\.(model|pre)|tokenizer\.chat_template(\..*)?": _TEXT,
+    r"tokenizer\.ggml\.(tokens|merges)": _TEXTS,
+    r"tokenizer\.ggml\.(scores|token_type|eos_token_ids)": _NUMBERS,
+    r"general\.sampling\.(temp|top_k|top_p|min_p|penalty_repeat)": _NUMBER,
+    r"split\.\w+|tokenizer\.ggml\.(add_\w+|\w+_token_id)": _NUMBER,
+}
+# Of an architecture's own, all of which are numbers else.
+_OWN_TEXTS = ("rope.scaling.type", "tensor_data_layout")
+_OF_LAYERS = (
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.sliding_window_pattern",
+    "attention.recurrent_layers",
+)
+_OWN_LISTS = ("rope.dimension_sections",)
+
+
+class _BoundedReader(GGUFReader):
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
+        if raw_type == GGUFValueType.ARRAY:
+            num_values = int(self._get(orig_offs + 4, np.uint64)[0])
+            if num_values > _MAX_VALUES:
+                raise ValueError(f"a list of {num_values} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """The file, whose tensors lie one behind the other in it. Raises ModelRefused."""
+    if not path.is_file():
+        raise ModelRefused(f"lacks its part {path.name}")
+    try:
+        # Where a length is broken, sums of the package overflow; what comes of it is refused.
+        with np.errstate(over="ignore"):
+            reader = _BoundedReader(path)
+    except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        raise ModelRefused(f"is no whole GGUF file: {str(error)[:200]}") from error
+    if reader.endianess != GGUFEndian.LITTLE:
+        raise ModelRefused("has its numbers in the order of big-endian machines")
+    # As llama.cpp: otherwise numbers of one tensor would be another's.
+    expected = reader.data_offset
+    for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise ModelRefused(
+                f"is no whole GGUF file: {tensor.name:.80} is at byte"
+                f" {tensor.data_offset} and not behind the tensor before it, at {expected}"
+            )
+        expected += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
+    return reader
+
+
+def metadata_of(fields: Mapping[str, ReaderField]) -> dict[str, Any]:
+    """By name. Raises ModelRefused for a value of another sort than its name asks for."""
+    metadata = {name: _content(name, field) for name, field in fields.items()}
+    for name, value in metadata.items():
+        for names, sort in _SORTS.items():
+            if re.fullmatch(names, name):
+                _require(name, value, [sort])
+        if name.endswith("_token_id") and not (isinstance(value, int) and value >= 0):
+            raise ModelRefused(f"{name:.80} {shortened(value)}: is no number of a token")
+    architecture = metadata.get("general.architecture")
+    num_layers = metadata.get(f"{architecture}.block_count")
+    for name, value in metadata.items():
+        if name.startswith(f"{architecture}."):
+            _require_own(name, name.removeprefix(f"{architecture}."), value, num_layers)
+    return metadata
+
+
+def _content(name: str, field: ReaderField) -> Any:
+    """Of a float32 the shortest decimals."""
+    try:
+        value = field.contents()
+    except UnicodeDecodeError as error:
+        raise ModelRefused(f"{name:.80}: is no text in UTF-8") from error
+    if field.types == [GGUFValueType.FLOAT32]:
+        return float(str(np.float32(value)))
+    return value
+
+
+def _require(name: str, value: Any, sorts: Sequence[str]) -> None:
+    if not any(_is_a(value, sort) for sort in sorts):
+        raise ModelRefused(f"{name:.80} {shortened(value)}: is not {' or '.join(sorts)}")
+
+
+def _is_a(value: Any, sort: str) -> bool:
+    if sort in (_TEXTS, _NUMBERS):
+        each_sort = _TEXT if sort == _TEXTS else _NUMBER
+        return isinstance(value, list) and all(_is_a(each, each_sort) for each in value)
+    if sort == _TEXT:
+        return isinstance(value, str)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _require_own(name: str, key: str, value: Any, num_layers: Any) -> None:
+    if key in _OWN_TEXTS:
+        _require(name, value, [_TEXT])
+        return
+    has_list = key in (*_OF_LAYERS, *_OWN_LISTS)
+    _require(name, value, [_NUMBER, _NUMBERS] if has_list else [_NUMBER])
+    numbers = value if isinstance(value, list) else [value]
+    if any(number < 0 for number in numbers):
+        raise ModelRefused(f"{name:.80} {shortened(value)}: is below zero")
+    if isinstance(value, list) and key in _OF_LAYERS and len(value) != num_layers:
+        raise ModelRefused(f"{name}: has {len(value)} numbers, for {num_layers} layers")
