@@ -206,6 +206,7 @@ def _config(source: _Source) -> dict[str, Any]:
     of_class = CONFIG_MAPPING[source.rules.model_type]()
     config: dict[str, Any] = {"model_type": source.rules.model_type, **rules.constants}
     config |= _settings(source, of_class)
+    _require_computed(source, of_class)
     _require_layers(source)
     config["num_hidden_layers"] -= source.num_draft_layers
     kinds_of_class = getattr(of_class, "layer_types", None) or ()
@@ -309,9 +310,17 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
     for key in (*REQUIRED, *source.rules.required):
         if names[key] not in config:
             raise ModelRefused(f"has no {source.architecture}.{key}")
-    if getattr(of_class, "use_sliding_window", True) is False and config.get("sliding_window"):
+    if not any(key.endswith("_epsilon") for key in source.own_names()):
+        raise ModelRefused(f"has no {source.architecture}.attention.layer_norm_rms_epsilon")
+    return config
+
+
+def _require_computed(source: _Source, of_class: Any) -> None:
+    """Raises ModelRefused for windows and experts that the class has not."""
+    window_len = source.value("attention.sliding_window")
+    if window_len and getattr(of_class, "use_sliding_window", True) is False:
         raise ModelRefused(
-            f"{source.architecture}.attention.sliding_window {config['sliding_window']!r}:"
+            f"{source.architecture}.attention.sliding_window {window_len!r}:"
             f" {source.rules.model_type} of transformers computes none"
         )
     num_experts = source.value("expert_count") or 0
@@ -320,9 +329,6 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
         raise ModelRefused(
             f"{source.architecture}.expert_used_count {num_used!r}: is not from 1 to {num_experts}"
         )
-    if not any(key.endswith("_epsilon") for key in source.own_names()):
-        raise ModelRefused(f"has no {source.architecture}.attention.layer_norm_rms_epsilon")
-    return config
 
 
 def _of_all_layers(source: _Source, name: str, value: Any) -> Any:
