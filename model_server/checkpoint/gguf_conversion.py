@@ -379,7 +379,9 @@ def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str
     theta = source.value("rope.freq_base") or 10000.0
     scaling = _scaling(source, config)
     context_len = config["max_position_embeddings"]
-    if not (source.value("rope.freq_base") or scaling) and context_len > _LONGEST_BY_10000:
+    is_told = source.value("rope.freq_base") or scaling
+    rotates = config.get("position_embedding_type") != "nope"
+    if rotates and not is_told and context_len > _LONGEST_BY_10000:
         # Of CodeLlama and Stable Code some files lack it, and llama.cpp answers with a wrong one.
         raise ModelRefused(
             f"has no {source.architecture}.rope.freq_base, without which its context of"

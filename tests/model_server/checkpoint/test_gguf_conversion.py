@@ -273,6 +273,15 @@ def test_a_rotation_for_long_contexts_is_not_guessed(tmp_path: Path) -> None:
         convert(tmp_path / "model.gguf", tmp_path)
 
 
+def test_what_does_not_rotate_needs_no_base(tmp_path: Path) -> None:
+    path = converted.FOLDER / "granitemoehybrid-dense.gguf"
+    without = {"granitehybrid.rope.freq_base": None}
+    requantized(path, tmp_path / "model.gguf", Kind.BF16, without)
+    convert(tmp_path / "model.gguf", tmp_path)
+    read = json.loads((tmp_path / "config.json").read_text())
+    assert (read["max_position_embeddings"], read["position_embedding_type"]) == (2**20, "nope")
+
+
 @pytest.mark.parametrize("key", ["llama__rope__scaling__factor", "llama__rope__scale_linear"])
 def test_rotations_are_scaled_by_a_factor_without_a_type(key: str, tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
