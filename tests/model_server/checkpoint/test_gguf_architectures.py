@@ -29,8 +29,9 @@ def write_hollow(path: Path, module: Any, described: Any) -> None:
             writer.add_key_value(key, value, of_type, of_items)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(["a"])
-    writer.add_token_types([1])
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_types([1, 1, 1])
+    writer.add_token_merges(["a b"])
     made = {name: np.array(each, np.float32) for name, each in described["tensors"].items()}
     shapes = {name: each.shape for name, each in made.items()}
     (arch,) = [arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture]
