@@ -46,7 +46,10 @@ async def _make_of_gguf(
 ) -> None:
     """By the command `argv`, or as it was kept by an earlier start. Raises ChildFailed."""
     kept = GgufCache()
-    key = kept.key(file)
+    try:
+        key = kept.key(file)
+    except FileNotFoundError as error:
+        raise ChildFailed(f"{file} lacks its part {error.filename}") from error
     if kept.copy_to(target, key):
         console.say(f"{file.name} is unchanged: what was read at an earlier start is taken")
         console.pass_on("gguf", (target / DESCRIPTION).read_text())

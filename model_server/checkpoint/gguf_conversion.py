@@ -281,7 +281,7 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
         value = source.value(key)
         if key == STATE_LEN:
             num_heads = source.value("ssm.time_step_rank")
-            if not num_heads or value % num_heads:
+            if not num_heads or not value or value % num_heads:
                 raise ModelRefused(
                     f"{source.architecture}.{key} {value}: is not so many of each of the"
                     f" ssm.time_step_rank {num_heads!r} heads"
@@ -308,7 +308,7 @@ def _settings(source: _Source, of_class: Any) -> dict[str, Any]:
                 )
             config[names[key]] = _of_all_layers(source, names[key], value)
     for key in (*REQUIRED, *source.rules.required):
-        if names[key] not in config:
+        if not config.get(names[key]):
             raise ModelRefused(f"has no {source.architecture}.{key}")
     if not any(key.endswith("_epsilon") for key in source.own_names()):
         raise ModelRefused(f"has no {source.architecture}.attention.layer_norm_rms_epsilon")
@@ -354,6 +354,10 @@ def _layer_types(source: _Source, num_layers: int, mixer: str) -> list[str]:
     if isinstance(num_kv_heads, list):
         attends = [number > 0 for number in num_kv_heads]
     elif recurrent is not None:
+        if not isinstance(recurrent, list):
+            raise ModelRefused(
+                f"{source.architecture}.attention.recurrent_layers {recurrent!r}: is no list"
+            )
         attends = [not each for each in recurrent]
     else:
         interval = source.value("full_attention_interval") or 4
@@ -390,6 +394,11 @@ def _rope(source: _Source, config: Mapping[str, Any], of_class: Any) -> dict[str
     rope = {"rope_type": "default", "rope_theta": theta} | scaling
     head_dim = config["head_dim"]
     rotated = source.value("rope.dimension_count") or head_dim
+    if not isinstance(rotated, int) or rotated % 2 or rotated > head_dim:
+        raise ModelRefused(
+            f"{source.architecture}.rope.dimension_count {rotated!r}: is not so many pairs of"
+            f" heads of {head_dim}"
+        )
     heads_len = head_dim * config["num_attention_heads"]
     if source.rules.model_type == "nemotron" and heads_len != config["hidden_size"]:
         raise ModelRefused(

@@ -19,6 +19,7 @@ from model_server.errors import ModelRefused
 
 # More than any tokenizer has of tokens or merges; a broken length would be read for hours.
 _MAX_VALUES = 1 << 23
+_END = 1 << 40  # of an architecture's numbers
 _TEXT = "a text"
 _TEXTS = "a list of texts"
 _NUMBER = "a finite number"
@@ -126,7 +127,7 @@ def _require_own(name: str, key: str, value: Any, num_layers: Any) -> None:
     has_list = key in (*_OF_LAYERS, *_OWN_LISTS)
     _require(name, value, [_NUMBER, _NUMBERS] if has_list else [_NUMBER])
     numbers = value if isinstance(value, list) else [value]
-    if any(number < 0 for number in numbers):
-        raise ModelRefused(f"{name:.80} {shortened(value)}: is below zero")
+    if any(not 0 <= number < _END for number in numbers):
+        raise ModelRefused(f"{name:.80} {shortened(value)}: is not from 0 to {_END}")
     if isinstance(value, list) and key in _OF_LAYERS and len(value) != num_layers:
         raise ModelRefused(f"{name}: has {len(value)} numbers, for {num_layers} layers")

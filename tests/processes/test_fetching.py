@@ -90,6 +90,12 @@ async def test_of_a_gguf_file_in_parts_the_folder_or_any_part_names_it(tmp_path:
         assert [*files] == [str(folder / name) for name in names]
 
 
+async def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tiny-00001-of-00002.gguf").touch()
+    with pytest.raises(ChildFailed, match=r"lacks its part .*/tiny-00002-of-00002\.gguf"):
+        await fetched(tmp_path, tmp_path)
+
+
 async def test_safetensors_go_before_a_gguf_file_beside_them(tmp_path: Path) -> None:
     shutil.copytree(BUNDLED_MODEL, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tiny.gguf").touch()

@@ -114,6 +114,7 @@ def test_qwen3_nexts_older_files_have_a_deltas_queries_keys_values_and_gates_in_
         ("granitemoehybrid", "granitehybrid.rope.scaling.finetuned", True, "computes False"),
         ("nemotron_h", "nemotron_h.block_count", 2, "has 3 numbers, for 2 layers"),
         ("qwen3_5_text", "qwen35.nextn_predict_layers", 0, r"lacks blk\.2\."),
+        ("qwen3_5_text", "qwen35.ssm.inner_size", 0, r"inner_size 0: is not so many of each"),
     ],
 )
 def test_layers_of_which_a_file_says_something_else_are_refused(
@@ -191,7 +192,11 @@ def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: P
         ({"llama__block_count": 10**6}, r"lacks blk\.2\.,"),
         ({"llama__embedding_length": "four"}, "length 'four': is not a finite number"),
         ({"llama__embedding_length": 0.5}, "'hidden_size' expected int, got float"),
-        ({"llama__block_count": 0}, r"block_count 0: is no number of layers"),
+        ({"llama__context_length": 0}, r"has no llama\.context_length"),
+        ({"llama__rope__dimension_count": 34}, "dimension_count 34: is not so many pairs of"),
+        ({"llama__rope__dimension_count": 7}, "dimension_count 7: is not so many pairs of"),
+        ({"llama__block_count": 0}, r"has no llama\.block_count"),
+        ({"llama__block_count": 0.5}, r"block_count 0\.5: is no number of layers"),
         ({"llama__nextn_predict_layers": 1}, "predict_layers 1: it has no layer that drafts"),
         ({"qwen2__attention__sliding_window": 4}, "sliding_window 4: qwen2 .* computes none"),
         ({"tokenizer__ggml__eos_token_id": 256}, r"eos_token_id 256: there are 256 tokens"),
