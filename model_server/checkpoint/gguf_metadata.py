@@ -19,7 +19,8 @@ from model_server.errors import ModelRefused
 
 # More than any tokenizer has of tokens or merges; a broken length would be read for hours.
 _MAX_VALUES = 1 << 23
-_END = 1 << 40  # of an architecture's numbers
+_LARGEST = 1 << 40  # of an architecture's numbers
+_MAX_CONTEXT_LEN = 1 << 24  # tables of rotations are as long
 _TEXT = "a text"
 _TEXTS = "a list of texts"
 _NUMBER = "a finite number"
@@ -127,7 +128,8 @@ def _require_own(name: str, key: str, value: Any, num_layers: Any) -> None:
     has_list = key in (*_OF_LAYERS, *_OWN_LISTS)
     _require(name, value, [_NUMBER, _NUMBERS] if has_list else [_NUMBER])
     numbers = value if isinstance(value, list) else [value]
-    if any(not 0 <= number < _END for number in numbers):
-        raise ModelRefused(f"{name:.80} {shortened(value)}: is not from 0 to {_END}")
+    most = _MAX_CONTEXT_LEN if key == "context_length" else _LARGEST
+    if any(not 0 <= number <= most for number in numbers):
+        raise ModelRefused(f"{name:.80} {shortened(value)}: is not from 0 to {most}")
     if isinstance(value, list) and key in _OF_LAYERS and len(value) != num_layers:
         raise ModelRefused(f"{name}: has {len(value)} numbers, for {num_layers} layers")

@@ -36,6 +36,7 @@ def read(folder: Path, **metadata: Any) -> dict[str, Any]:
         ({"llama__embedding_length": "four"}, r"llama\.embedding_length 'four': .* finite number"),
         ({"llama__embedding_length": -4}, r"llama\.embedding_length -4: is not from 0 to"),
         ({"llama__embedding_length": 1 << 60}, "is not from 0 to 1099511627776"),
+        ({"llama__context_length": (1 << 32) - 1}, "4294967295: is not from 0 to 16777216"),
         ({"llama__embedding_length": [4, 4]}, r"\[4, 4\]: is not a finite number"),
         ({"llama__rope__freq_base": float("nan")}, "nan: is not a finite number"),
         ({"llama__rope__freq_base": 1e300 * 1e10}, "inf: is not a finite number"),
