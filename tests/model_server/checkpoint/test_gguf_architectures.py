@@ -11,6 +11,7 @@ import pytest
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from model_server import zoo
+from model_server.checkpoint.gguf_architectures import ARCHITECTURES
 from model_server.checkpoint.gguf_conversion import convert
 from tests.model_server.checkpoint.converted.published import CONFIGS, PUBLISHED
 
@@ -79,3 +80,8 @@ def test_a_published_models_file_says_what_its_own_config_does(name: str, tmp_pa
     rotated = rotations(zoo.build_empty(read, trust_remote_code=False).module)
     for key, value in rotations(module).items():
         assert rotated[key] == pytest.approx(value), key
+
+
+def test_the_page_of_models_names_every_architecture() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
+    assert not [name for name in ARCHITECTURES if f"`{name}`" not in page]

@@ -1,7 +1,7 @@
-"""A GGUF file's metadata, each value of the sort that its name asks for.
+"""A GGUF file as it is opened: its tensors, and its metadata.
 
-Whoever reads them afterwards relies on these sorts; a file of another kind of numbers, or of texts
-where numbers belong, is refused by the name of the value.
+Each value is of the sort that its name asks for, on which whoever reads it afterwards relies; a
+file of another kind of numbers, or of texts where numbers belong, is refused by the value's name.
 """
 
 import math
@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFEndian, GGUFReader, GGUFValueType
-from gguf.gguf_reader import ReaderField
+from gguf.gguf_reader import ReaderField, ReaderTensor
 
+from model_server.checkpoint.gguf_architectures import ARCHITECTURES
 from model_server.errors import ModelRefused
+from processes.gguf_cache import files_of_gguf
 
 # More than any tokenizer has of tokens or merges; a broken length would be read for hours.
 _MAX_VALUES = 1 << 23
@@ -44,6 +46,67 @@ _OF_LAYERS = (
 _OWN_LISTS = ("rope.dimension_sections",)
 
 
+class GgufSource:
+    """A file's metadata and tensors. Raises ModelRefused where it is none of ours."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: of the file, or of one of those that it was split into."""
+        self.paths = files_of_gguf(path)
+        readers = [_opened(each) for each in self.paths]
+        self.metadata = _metadata(readers[0].fields)
+        num_files = self.metadata.get("split.count") or 1
+        if num_files != len(self.paths):
+            raise ModelRefused(
+                f"is one of {num_files} parts, and its name is not"
+                f" NAME-00001-of-{num_files:05}.gguf"
+            )
+        self.tensors: dict[str, ReaderTensor] = {}
+        # Of each tensor, in which of `paths` it is.
+        self.files: dict[str, int] = {}
+        for index, reader in enumerate(readers):
+            number = reader.fields.get("split.no")
+            if number is not None and number.contents() != index:
+                raise ModelRefused(
+                    f"split.no {number.contents()!r} of {self.paths[index].name}: is not {index},"
+                    " which its name says"
+                )
+            for tensor in reader.tensors:
+                if tensor.name in self.tensors:
+                    raise ModelRefused(f"has {tensor.name:.80} in two of its parts")
+                self.tensors[tensor.name] = tensor
+                self.files[tensor.name] = index
+        self.architecture = str(self.metadata.get("general.architecture"))
+        if self.architecture not in ARCHITECTURES:
+            raise ModelRefused(
+                f"general.architecture {shortened(self.architecture)}: of GGUF files"
+                f" {', '.join(ARCHITECTURES)} are served; serve the model's safetensors"
+            )
+        self.rules = ARCHITECTURES[self.architecture]
+        if self.rules.with_experts is not None and self.value("expert_count"):
+            self.rules = self.rules.with_experts
+        if self.rules.with_window is not None and self.value("attention.sliding_window"):
+            self.rules = self.rules.with_window
+
+    @property
+    def num_draft_layers(self) -> int:
+        """Behind the others, that the classes leave out."""
+        return self.value("nextn_predict_layers") or 0
+
+    def own_names(self) -> list[str]:
+        """Of the architecture's own metadata."""
+        start = f"{self.architecture}."
+        return [name.removeprefix(start) for name in self.metadata if name.startswith(start)]
+
+    def stored_in(self, name: str) -> str:
+        """A tensor's own name, or that of the one that has all queries, keys and values."""
+        whole = re.sub(r"\.attn_[qkv]\.", ".attn_qkv.", name)
+        return whole if name not in self.tensors and whole in self.tensors else name
+
+    def value(self, name: str) -> Any:
+        """Of the architecture's own; None: absent."""
+        return self.metadata.get(f"{self.architecture}.{name}")
+
+
 class _BoundedReader(GGUFReader):
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -55,7 +118,7 @@ class _BoundedReader(GGUFReader):
         return super()._get_field_parts(orig_offs, raw_type)
 
 
-def open_gguf(path: Path) -> GGUFReader:
+def _opened(path: Path) -> GGUFReader:
     """The file, whose tensors lie one behind the other in it. Raises ModelRefused."""
     if not path.is_file():
         raise ModelRefused(f"lacks its part {path.name}")
@@ -79,7 +142,7 @@ def open_gguf(path: Path) -> GGUFReader:
     return reader
 
 
-def metadata_of(fields: Mapping[str, ReaderField]) -> dict[str, Any]:
+def _metadata(fields: Mapping[str, ReaderField]) -> dict[str, Any]:
     """By name. Raises ModelRefused for a value of another sort than its name asks for."""
     metadata = {name: _content(name, field) for name, field in fields.items()}
     for name, value in metadata.items():

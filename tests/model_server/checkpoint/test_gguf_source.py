@@ -8,7 +8,7 @@ import pytest
 from gguf import GGUFValueType, GGUFWriter
 
 from model_server.checkpoint.gguf_conversion import main
-from model_server.checkpoint.gguf_metadata import metadata_of, open_gguf
+from model_server.checkpoint.gguf_source import GgufSource
 from model_server.errors import ModelRefused
 from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
 
@@ -27,7 +27,7 @@ def read(folder: Path, **metadata: Any) -> dict[str, Any]:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    return metadata_of(open_gguf(folder / "model.gguf").fields)
+    return GgufSource(folder / "model.gguf").metadata
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_lists_within_lists_have_an_end(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(header + field + nested)
     with pytest.raises(ModelRefused, match="is no whole GGUF file"):
-        open_gguf(path)
+        GgufSource(path)
