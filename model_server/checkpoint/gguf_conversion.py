@@ -42,8 +42,8 @@ from processes.gguf_cache import DESCRIPTION
 
 def convert(path: Path, target: Path) -> str:
     """Write the folder; answers what the file is, in one line. Raises ModelRefused and the like."""
-    source = GgufSource(path.absolute())
     try:
+        source = GgufSource(path.absolute())
         (target / "config.json").write_text(json.dumps(config_of(source)))
         (target / "generation_config.json").write_text(json.dumps(sampling_of(source)))
         write_tokenizer(source.metadata, target)

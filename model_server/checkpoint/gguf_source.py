@@ -130,15 +130,16 @@ def _opened(path: Path) -> GGUFReader:
         raise ModelRefused(f"is no whole GGUF file: {str(error)[:200]}") from error
     if reader.endianess != GGUFEndian.LITTLE:
         raise ModelRefused("has its numbers in the order of big-endian machines")
+    alignment = int(reader.alignment)
     # As llama.cpp: otherwise numbers of one tensor would be another's.
-    expected = reader.data_offset
+    expected = int(reader.data_offset)
     for tensor in reader.tensors:
         if tensor.data_offset != expected:
             raise ModelRefused(
                 f"is no whole GGUF file: {tensor.name:.80} is at byte"
                 f" {tensor.data_offset} and not behind the tensor before it, at {expected}"
             )
-        expected += -(-int(tensor.n_bytes) // reader.alignment) * reader.alignment
+        expected += -(-int(tensor.n_bytes) // alignment) * alignment
     return reader
 
 

@@ -94,6 +94,21 @@ def test_a_broken_file_is_one_clear_line(
     assert reason in said
 
 
+@pytest.mark.parametrize("alignment", [1, 32])
+def test_a_file_may_say_how_its_tensors_are_aligned(alignment: int, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"))
+    said = tmp_path / "said.gguf"
+    write_gguf(said, small_model("llama"), general__alignment=alignment)
+    assert GgufSource(said).tensors.keys() == GgufSource(path).tensors.keys()
+
+
+@pytest.mark.parametrize("alignment", [0, 7])
+def test_an_alignment_that_is_no_power_of_two_is_refused(alignment: int, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), general__alignment=alignment)
+    with pytest.raises(ModelRefused, match="is no whole GGUF file: Invalid alignment"):
+        GgufSource(path)
+
+
 def test_lists_within_lists_have_an_end(tmp_path: Path) -> None:
     name = b"a"
     nested = struct.pack("<IQ", GGUFValueType.ARRAY, 1) * 5000
