@@ -65,7 +65,7 @@ class Architecture:
     settings:         names in config.json that are others than SETTINGS has, or more
     required:         of them, what no file may leave out
     harmless:         what changes no number, and in other architectures might
-    constants:        what the class must be told and no file says
+    constants:        what the class needs and no file says
     rope:             the same of a scaled rotation
     expected:         what the class computes alone, where a file says it
     names:            parts of parameters' names that `gguf` knows by others; gate+up: by two
@@ -113,15 +113,18 @@ _DELTA = {
     "ssm.time_step_rank": "linear_num_value_heads",
     STATE_LEN: "linear_value_head_dim",
 }
+_GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 _GRANITE_HYBRID = Architecture(
     "granitemoehybrid",
     settings={
         "expert_count": "num_local_experts",
         "expert_shared_feed_forward_length": "shared_intermediate_size",
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "logit_scale": "logits_scaling",
-        "residual_scale": "residual_multiplier",
+        **_GRANITE,
         "ssm.conv_kernel": "mamba_d_conv",
         "ssm.state_size": "mamba_d_state",
         "ssm.group_count": "mamba_n_groups",
@@ -162,12 +165,6 @@ _LFM2 = Architecture(
     constants={"block_auto_adjust_ff_dim": False},
     mixer="conv",
 )
-_GRANITE = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
 _COHERE = {"logit_scale": "logit_scale"}
 _NEMOTRON_H = Architecture(
     "nemotron_h",
@@ -205,10 +202,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2"),
     "qwen2moe": Architecture(
         "qwen2_moe",
-        settings={
-            "expert_count": "num_experts",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
+        settings=_SHARED_EXPERT,
         constants={"norm_topk_prob": False},
     ),
     "qwen3": Architecture("qwen3"),

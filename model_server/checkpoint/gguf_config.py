@@ -94,8 +94,8 @@ _SAMPLING = {
 def config_of(source: GgufSource) -> dict[str, Any]:
     """The content of config.json. Raises ModelRefused."""
     rules = source.rules
-    of_class = CONFIG_MAPPING[source.rules.model_type]()
-    config: dict[str, Any] = {"model_type": source.rules.model_type, **rules.constants}
+    of_class = CONFIG_MAPPING[rules.model_type]()
+    config: dict[str, Any] = {"model_type": rules.model_type, **rules.constants}
     config |= _settings(source, of_class)
     _require_computed(source, of_class)
     _require_layers(source)
@@ -274,9 +274,9 @@ def _rope(source: GgufSource, config: Mapping[str, Any], of_class: Any) -> dict[
     theta = source.value("rope.freq_base") or 10000.0
     scaling = _scaling(source, config)
     context_len = config["max_position_embeddings"]
-    is_told = source.value("rope.freq_base") or scaling
+    has_base = source.value("rope.freq_base") or scaling
     rotates = config.get("position_embedding_type") != "nope"
-    if rotates and not is_told and context_len > _LONGEST_BY_10000:
+    if rotates and not has_base and context_len > _LONGEST_BY_10000:
         # Of CodeLlama and Stable Code some files lack it, and llama.cpp answers with a wrong one.
         raise ModelRefused(
             f"has no {source.architecture}.rope.freq_base, without which its context of"
@@ -343,8 +343,8 @@ def _scaling(source: GgufSource, config: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "yarn" and factor and original_len:
         scaling = {"rope_type": "yarn", "factor": factor}
         scaling["original_max_position_embeddings"] = original_len
-        told = {name: source.value(key) for key, name in _YARN.items()}
-        scaling |= {name: value for name, value in told.items() if value is not None}
+        given = {name: source.value(key) for key, name in _YARN.items()}
+        scaling |= {name: value for name, value in given.items() if value is not None}
         return {**scaling, **source.rules.rope}
     raise ModelRefused(f"{source.architecture}.rope.scaling.type {kind!r} is not served")
 

@@ -71,7 +71,7 @@ def test_a_published_models_file_says_what_its_own_config_does(name: str, tmp_pa
     write_hollow(tmp_path / "model.gguf", module, DESCRIBED[name])
     convert(tmp_path / "model.gguf", tmp_path)
     read = AutoConfig.from_pretrained(tmp_path)
-    # Tokens are the file's own, and how a rotation is told may differ.
+    # Tokens are the file's own, and how a rotation is written may differ.
     others = {"rope_parameters", "dtype", "architectures", "transformers_version", "_name_or_path"}
     for key, value in expected.to_dict().items():
         if key not in others and not key.endswith("_token_id"):

@@ -542,7 +542,7 @@ _CHATGLM = {
     "model.embed_tokens.": "transformer.embedding.word_embeddings.",
     "lm_head.": "transformer.output_layer.",
 }
-# Whose experts' gates and ups the converter joins, where it is told to.
+# Whose experts' gates and ups the converter joins, with a flag of its own.
 _FUSED = ("qwen3_next",)
 
 
