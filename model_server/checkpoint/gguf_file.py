@@ -24,6 +24,7 @@ from torch import Tensor
 
 from model_server.checkpoint.gguf_kinds import StoredRows
 from model_server.errors import CheckpointBroken
+from model_server.executor.grouped import turned_columns
 
 GGUF_INDEX_NAME = "gguf_index.json"
 
@@ -177,8 +178,7 @@ class GgufFile:
                 numbers = (-numbers).log()
             numbers = numbers.reshape(part.shape[num_left_out:])
             if part.turned_columns is not None:
-                n, m = part.turned_columns
-                numbers = numbers.unflatten(1, (m, n, -1)).transpose(1, 2).flatten(1)
+                numbers = turned_columns(numbers, *part.turned_columns)
             parts.append(numbers)
         joined = parts[0]
         if len(parts) > 1:

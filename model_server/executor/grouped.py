@@ -43,7 +43,7 @@ class GroupValues:
 
     def with_turned_inputs(self, n: int, m: int) -> "GroupValues":
         """See GroupedWeight.with_turned_inputs."""
-        return GroupValues(_turned(self.floats(), n, m))
+        return GroupValues(turned_columns(self.floats(), n, m))
 
     def __mul__(self, number: int) -> "GroupValues":
         factors = None if self.factors is None else self.factors * number
@@ -133,7 +133,7 @@ class GroupedWeight:
             return None
         return replace(
             self,
-            numbers=_turned(self.numbers, n, m),
+            numbers=turned_columns(self.numbers, n, m),
             scales=self.scales.with_turned_inputs(n, m),
             minimums=None if minimums is None else minimums.with_turned_inputs(n, m),
         )
@@ -151,7 +151,8 @@ class GroupedWeight:
         return self.scales * -self.zero if self.minimums is None else self.minimums
 
 
-def _turned(columns: Tensor, n: int, m: int) -> Tensor:
+def turned_columns(columns: Tensor, n: int, m: int) -> Tensor:
+    """Of m times n runs of columns n times m."""
     return columns.unflatten(1, (m, n, -1)).transpose(1, 2).flatten(1)
 
 
